@@ -1,0 +1,214 @@
+"""What TensorFlow and Keras know but do not export: the only file that reaches into their private modules.
+
+Three things that a recomputation needs stand here, each a small context:
+
+- `ordering`: "run this after that", said so that the executor (control dependencies) or XLA (data dependencies) obeys;
+- `OpWatch`: which outside tensors a function used, and whether it drew random numbers that cannot be drawn again;
+- `FirstRun` and `SecondRun`: Keras state (moving averages, seeds, losses, the training flag, autocasting) that must move
+  in the first run of a function and must be found as it was in the second.
+"""
+
+import contextlib
+import copy
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import initialize_all_variables
+from keras.src.layers.layer import CallContext
+from tensorflow.python.eager import record
+from tensorflow.python.framework import op_callbacks
+from tensorflow.python.ops import control_flow_util
+
+# === Order ===
+
+
+def in_xla() -> bool:
+    """Whether what is being traced will be compiled by XLA (`jit_compile=True`, at any level above)."""
+    if tf.executing_eagerly():
+        return False
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+@contextlib.contextmanager
+def ordering(events, use_data_dep=None):
+    """Orders what is computed inside after `events`; yields the function that ties the inputs to them.
+
+    In a graph, everything inside gets a control dependency. XLA drops those, so there every tied tensor is computed from
+    the events: a zero, made from them in a way that the compiler cannot see through, is added to it. Eagerly the order is
+    the program's.
+
+    Args:
+        events: tensors that must exist first, such as the incoming gradients.
+        use_data_dep: `True` or `False` to choose the means; `None` chooses by what is being traced.
+    """
+    events = [tf.convert_to_tensor(e) for e in events]
+    if use_data_dep is None:
+        use_data_dep = in_xla()
+    if tf.executing_eagerly() or not events:
+        yield tf.identity
+    elif use_data_dep:
+        zero = _opaque_zero(events)
+        yield lambda tensor: _add_zero(tensor, zero)
+    else:
+        with tf.control_dependencies(events):
+            yield tf.identity
+
+
+def _opaque_zero(events):
+    """A float32 scalar, always 0, that no compiler can compute before `events`; infinities and NaN do not leak into it."""
+    first = [tf.cast(tf.math.real(tf.reshape(e, [-1])[:1]), tf.float32) for e in events]
+    return tf.add_n([tf.reduce_sum(tf.where(tf.math.is_finite(f), 0.0 * f, 0.0)) for f in first])
+
+
+def _add_zero(tensor, zero):
+    if tensor.dtype.is_floating or tensor.dtype.is_complex or tensor.dtype.is_integer:
+        return tensor + tf.cast(zero, tensor.dtype)
+    if tensor.dtype.is_bool:
+        return tf.logical_or(tensor, tf.cast(zero, tf.bool))
+    return tf.identity(tensor)
+
+
+# === What a function touches ===
+
+
+def variables_read():
+    """A context whose `watched_variables()` are the trainable variables that were read in it, recorded or not."""
+    return record.VariableWatcher()
+
+
+def stop_recording():
+    """A context in which no gradient tape of this thread records."""
+    return record.stop_recording()
+
+
+class OpWatch:
+    """A context that sees every operation run (eagerly) or made (in a graph) in this thread.
+
+    Attributes:
+        unreplayable: the type of the first stateful random operation seen, or `None`.
+    """
+
+    def __init__(self, inputs):
+        self.unreplayable = None
+        self._known = {tensor._id for tensor in inputs}
+        self._outside = {}
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+    def __enter__(self):
+        op_callbacks.add_op_callback(self._see)
+        return self
+
+    def __exit__(self, *exception):
+        op_callbacks.remove_op_callback(self._see)
+
+    def _see(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        op_type = tf.compat.as_str(op_type)
+        if op_type == "RngReadAndSkip" or "seed2" in map(tf.compat.as_str, (attrs or ())[::2]):
+            self.unreplayable = self.unreplayable or op_type
+        if graph is not self._graph:
+            return  # the body of a loop or branch: what it takes from outside is an input of the loop's own operation
+        for tensor in inputs:
+            if tensor._id not in self._known and (tensor.dtype.is_floating or tensor.dtype.is_complex):
+                self._outside[tensor._id] = tensor
+        if op_type not in ("Placeholder", "PlaceholderWithDefault"):  # how a graph names a tensor of an outer one
+            self._known.update(tensor._id for tensor in outputs)
+
+    def captured(self):
+        """Differentiable tensors that the function took from outside its arguments and that a gradient may be asked of."""
+        tensors = list(self._outside.values())
+        return tensors if self._graph is not None else [t for t in tensors if record.should_record_backprop([t])]
+
+
+# === Keras state ===
+
+
+class FirstRun(keras.StatelessScope):
+    """Runs a function once for real: every assignment to a Keras variable happens, once, when the context ends.
+
+    Attributes:
+        losses: what `add_loss` was given inside; it belongs to the caller now.
+    """
+
+    def __init__(self):
+        super().__init__(collect_losses=True)
+        self._before = {}
+        self._assigned = {}
+        self._context = _keras_context()
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+    def get_current_value(self, variable):
+        value = super().get_current_value(variable)
+        if value is not None:
+            return value
+        if self.original_scope is not None:
+            return self.original_scope.get_current_value(variable)
+        if variable._value is None:  # built inside: a variable must exist before it is read
+            with _keras_attribute("stateless_scope", None):
+                initialize_all_variables()
+        return None
+
+    def add_update(self, update):
+        variable, value = update
+        if not tf.executing_eagerly() and value.graph is not self._graph:
+            raise ValueError(
+                f"The recomputed function changes the variable {variable.path!r} inside a loop or a branch, where its "
+                "earlier values cannot be kept for the recomputation. Wrap the body of the loop with `recompute` instead."
+            )
+        if id(variable) not in self._before:
+            current = self.get_current_value(variable)
+            self._before[id(variable)] = tf.identity(variable._value) if current is None else current
+        self._assigned[id(variable)] = variable
+        super().add_update(update)
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        if exception[0] is None:
+            for variable in self._assigned.values():
+                variable.assign(self.state_mapping[id(variable)])
+
+    def second_run(self):
+        """A context in which the function finds Keras as it was at the start of this run, and changes nothing."""
+        return _second_run(self._context, SecondRun(self._before, self.original_scope))
+
+
+class SecondRun(keras.StatelessScope):
+    """Keras variables as they were before the first run. Assignments inside are forgotten when the context ends."""
+
+    def __init__(self, before, outer):
+        super().__init__()
+        self.state_mapping = dict(before)
+        self._outer = outer
+
+    def get_current_value(self, variable):
+        value = super().get_current_value(variable)
+        return self._outer.get_current_value(variable) if value is None and self._outer is not None else value
+
+
+@contextlib.contextmanager
+def _second_run(context, scope):
+    with contextlib.ExitStack() as stack:
+        for name, value in context.items():
+            stack.enter_context(_keras_attribute(name, value))
+        yield stack.enter_context(scope)
+
+
+def _keras_context():
+    """What a layer inherits from the layers around it: the training flag (as it stands now) and the autocast dtype.
+
+    Where nothing is around, an empty call context stands in, so that a layer that runs again does not take itself for the
+    outermost one and clear the losses of the first run.
+    """
+    call = global_state.get_global_attribute("current_call_ctx")
+    call = CallContext(entry_layer=None) if call is None else copy.copy(call)
+    return {"current_call_ctx": call, "autocast_scope": global_state.get_global_attribute("autocast_scope")}
+
+
+@contextlib.contextmanager
+def _keras_attribute(name, value):
+    previous = global_state.get_global_attribute(name)
+    global_state.set_global_attribute(name, value)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(name, previous)

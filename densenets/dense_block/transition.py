@@ -1,0 +1,58 @@
+"""`Transition`: what stands between two dense blocks."""
+
+import keras
+
+from densenets.dense_block.dense_layer import he_fan_out
+
+
+@keras.saving.register_keras_serializable("densenets")
+class Transition(keras.Layer):
+    """BN-ReLU-conv1x1 and 2x2 average pooling: [N, H, W, C] -> [N, H/2, W/2, compression * C] (arXiv:1608.06993, section 3).
+
+    Args:
+        compression: theta, the share of the channels that goes on (1 for a plain DenseNet, 0.5 for DenseNet-C).
+        dropout_rate: the share of values dropped after the convolution.
+        epsilon, momentum: of the batch norm; the defaults are the paper's.
+    """
+
+    def __init__(self, compression=0.5, *, dropout_rate=0.0, epsilon=1e-5, momentum=0.9, **kwargs):
+        super().__init__(**kwargs)
+        if not 0 < compression <= 1:
+            raise ValueError(f"`compression` must be above 0 and at most 1, got {compression!r}.")
+        self.compression = compression
+        self.dropout_rate = dropout_rate
+        self.epsilon = epsilon
+        self.momentum = momentum
+        self.norm = keras.layers.BatchNormalization(epsilon=epsilon, momentum=momentum, dtype=self.dtype_policy, name="bn")
+        self.pool = keras.layers.AveragePooling2D(2, dtype=self.dtype_policy, name="pool")
+        self.dropout = keras.layers.Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout") if dropout_rate else None
+
+    def build(self, input_shape):
+        self.conv = keras.layers.Conv2D(
+            int(input_shape[-1] * self.compression),
+            1,
+            use_bias=False,
+            kernel_initializer=he_fan_out(),
+            dtype=self.dtype_policy,
+            name="conv",
+        )
+        self.norm.build(input_shape)
+        self.conv.build(input_shape)
+
+    def call(self, x, training=False):
+        x = self.conv(keras.ops.relu(self.norm(x, training=training)))
+        if self.dropout is not None:
+            x = self.dropout(x, training=training)
+        return self.pool(x)
+
+    def compute_output_shape(self, input_shape):
+        n, h, w, channels = input_shape
+        return (n, h and h // 2, w and w // 2, int(channels * self.compression))
+
+    def get_config(self):
+        return super().get_config() | {
+            "compression": self.compression,
+            "dropout_rate": self.dropout_rate,
+            "epsilon": self.epsilon,
+            "momentum": self.momentum,
+        }

@@ -1,0 +1,191 @@
+"""DenseNet: stem, dense blocks with transitions between them, head (arXiv:1608.06993, table 1)."""
+
+import keras
+from keras import layers
+
+from densenets.dense_block import DenseBlock, Transition, he_fan_out
+
+EPSILON, MOMENTUM = (
+    1e-5,
+    0.9,
+)  # of every batch norm, as the paper's code has them (Torch's momentum of 0.1 is Keras' 0.9)
+STEMS = ("imagenet", "cifar")
+
+
+def DenseNet(
+    blocks,
+    growth_rate,
+    *,
+    bottleneck=True,
+    compression=0.5,
+    stem="imagenet",
+    dropout_rate=0.0,
+    memory="checkpoint",
+    include_top=True,
+    weights=None,
+    input_tensor=None,
+    input_shape=None,
+    pooling=None,
+    classes=1000,
+    classifier_activation="softmax",
+    name="densenet",
+):
+    """Builds a DenseNet as a Functional model.
+
+    Every dense block is a layer of its own, named `conv2`, `conv3`, ...; its output serves segmentation and detection:
+
+    ```python
+    model = densenets.DenseNet121(include_top=False, input_shape=(224, 224, 3))
+    pyramid = keras.Model(model.input, [model.get_layer(f"conv{i}").output for i in (2, 3, 4, 5)])  # strides 4, 8, 16, 32
+    ```
+
+    Args:
+        blocks: the number of layers in each dense block.
+        growth_rate: k, the features that each layer adds.
+        bottleneck: whether a 1x1 convolution to 4k channels precedes each 3x3 (DenseNet-B).
+        compression: theta, the share of the channels that a transition hands on (0.5 for DenseNet-C, 1 for none).
+        stem: `"imagenet"` (7x7 convolution and 3x3 pooling, stride 4 together) or `"cifar"` (3x3 convolution, stride 1).
+        dropout_rate: the share of values dropped after each convolution but the first.
+        memory: how the dense blocks compute; see `densenets.layers.DenseBlock`. It changes neither weights nor results.
+        include_top: whether pooling and the classifier stand at the end.
+        weights: `None` for a new network, or the path of a file that `model.save_weights` wrote.
+        input_tensor: a Keras tensor to build on, instead of a new input.
+        input_shape: `(height, width, channels)`, entries of `None` for unknown sizes. By default 224x224x3 or 32x32x3 with
+            `include_top`, else unknown sizes with 3 channels.
+        pooling: without `include_top`: `"avg"`, `"max"` or `None` for the feature map itself.
+        classes: the number of classes.
+        classifier_activation: of the classifier; `None` gives logits.
+        name: of the model.
+
+    Returns:
+        A `keras.Model`.
+
+    Raises:
+        ValueError: for an argument out of its range, naming it.
+    """
+    blocks = tuple(blocks)
+    _check(blocks, growth_rate, stem, weights, pooling, classes)
+    inputs, x = _input(stem, len(blocks), include_top, input_tensor, input_shape)
+    norm = {"epsilon": EPSILON, "momentum": MOMENTUM}
+
+    # === Stem ===
+    if stem == "imagenet":
+        x = layers.ZeroPadding2D(3, name="conv1_pad")(x)
+        x = _conv(2 * growth_rate, 7, strides=2, name="conv1_conv")(x)
+        x = layers.BatchNormalization(name="conv1_bn", **norm)(x)
+        x = layers.Activation("relu", name="conv1_relu")(x)
+        x = layers.ZeroPadding2D(1, name="pool1_pad")(x)
+        x = layers.MaxPooling2D(3, strides=2, name="pool1")(x)
+    else:
+        # "16 (or twice the growth rate for DenseNet-BC) output channels" (section 3, "Implementation Details")
+        channels = 2 * growth_rate if bottleneck and compression < 1 else 16
+        x = _conv(channels, 3, padding="same", name="conv1_conv")(x)
+
+    # === Dense blocks ===
+    for i, num_layers in enumerate(blocks, start=2):
+        block = {"bottleneck": bottleneck, "dropout_rate": dropout_rate, "memory": memory}
+        x = DenseBlock(num_layers, growth_rate, name=f"conv{i}", **block, **norm)(x)
+        if i < len(blocks) + 1:
+            x = Transition(compression, dropout_rate=dropout_rate, name=f"pool{i}", **norm)(x)
+
+    # === Head ===
+    x = layers.BatchNormalization(name="bn", **norm)(x)
+    x = layers.Activation("relu", name="relu")(x)
+    if include_top:
+        x = layers.GlobalAveragePooling2D(name="avg_pool")(x)
+        x = layers.Dense(classes, activation=classifier_activation, name="predictions")(x)
+    elif pooling == "avg":
+        x = layers.GlobalAveragePooling2D(name="avg_pool")(x)
+    elif pooling == "max":
+        x = layers.GlobalMaxPooling2D(name="max_pool")(x)
+
+    model = keras.Model(inputs, x, name=name)
+    if weights is not None:
+        model.load_weights(weights)
+    return model
+
+
+def DenseNetCifar(depth, growth_rate, *, bottleneck=True, compression=0.5, input_shape=None, classes=10, **kwargs):
+    """Builds the paper's network for 32x32 images: three equal dense blocks behind a 3x3 convolution.
+
+    Args:
+        depth: L, the number of layers with weights: `6n + 4` with bottlenecks, `3n + 4` without, for n layers a block.
+        growth_rate: k, the features that each layer adds.
+        bottleneck, compression: both as by default make DenseNet-BC; `False` and `1` the first DenseNet.
+        input_shape: `(height, width, channels)`, 32x32x3 by default.
+        classes: the number of classes.
+        **kwargs: as for `DenseNet`.
+
+    Returns:
+        A `keras.Model`.
+
+    Raises:
+        ValueError: for a depth that no such network has, or another argument out of its range.
+    """
+    convolutions = 6 if bottleneck else 3
+    layers_per_block, rest = divmod(depth - 4, convolutions)
+    if rest or layers_per_block < 1:
+        nearest = 4 + convolutions * max(1, layers_per_block)
+        raise ValueError(
+            f"`depth` must be {convolutions}n + 4 {'with' if bottleneck else 'without'} bottlenecks, got {depth}; "
+            f"the nearest are {nearest} and {nearest + convolutions}."
+        )
+    return DenseNet(
+        (layers_per_block,) * 3,
+        growth_rate,
+        bottleneck=bottleneck,
+        compression=compression,
+        stem="cifar",
+        input_shape=input_shape,
+        classes=classes,
+        **kwargs,
+    )
+
+
+def _conv(channels, size, **kwargs):
+    return layers.Conv2D(channels, size, use_bias=False, kernel_initializer=he_fan_out(), **kwargs)
+
+
+def _input(stem, num_blocks, include_top, input_tensor, input_shape):
+    """The model's inputs and the tensor to go on from, shapes checked."""
+    if input_tensor is not None:
+        if not isinstance(input_tensor, keras.KerasTensor):
+            raise ValueError(f"`input_tensor` must be a Keras tensor, such as `keras.Input(...)`; got {input_tensor!r}.")
+        if input_shape is not None and tuple(input_shape) != tuple(input_tensor.shape[1:]):
+            raise ValueError(f"`input_shape` is {input_shape}, but `input_tensor` has the shape {input_tensor.shape[1:]}.")
+        input_shape = input_tensor.shape[1:]
+    if input_shape is None:
+        size = {"imagenet": 224, "cifar": 32}[stem] if include_top else None
+        input_shape = (size, size, 3)
+    # Each transition halves the image, and nothing may be left of no size.
+    smallest = 2 ** (num_blocks - 1) * {"imagenet": 4, "cifar": 1}[stem]
+    if len(input_shape) != 3 or any(size is not None and size < smallest for size in input_shape[:2]):
+        raise ValueError(
+            f"`input_shape` must be (height, width, channels), height and width at least {smallest}; got {input_shape}."
+        )
+    if input_shape[2] is None:
+        raise ValueError(f"`input_shape` must give the number of channels; got {input_shape}.")
+    if input_tensor is None:
+        inputs = keras.Input(input_shape)
+        return inputs, inputs
+    sources = keras.utils.get_source_inputs(input_tensor)
+    return sources[0] if len(sources) == 1 else sources, input_tensor
+
+
+def _check(blocks, growth_rate, stem, weights, pooling, classes):
+    if keras.config.backend() != "tensorflow":
+        raise ValueError(f"densenets needs Keras on TensorFlow; the backend is {keras.config.backend()!r}.")
+    if keras.config.image_data_format() != "channels_last":
+        raise ValueError("densenets computes in 'channels_last'; `keras.config.image_data_format()` is 'channels_first'.")
+    if not blocks or any(not isinstance(n, int) or n < 1 for n in blocks):
+        raise ValueError(f"`blocks` must be positive numbers of layers, one for each block; got {blocks!r}.")
+    if not isinstance(growth_rate, int) or growth_rate < 1:
+        raise ValueError(f"`growth_rate` must be a positive integer, got {growth_rate!r}.")
+    if stem not in STEMS:
+        raise ValueError(f"`stem` must be one of {', '.join(map(repr, STEMS))}; got {stem!r}.")
+    if pooling not in (None, "avg", "max"):
+        raise ValueError(f"`pooling` must be None, 'avg' or 'max'; got {pooling!r}.")
+    if not isinstance(classes, int) or classes < 1:
+        raise ValueError(f"`classes` must be a positive integer, got {classes!r}.")
+    if weights == "imagenet":
+        raise ValueError("`weights='imagenet'` is not available yet: use `None`, or the path of a file of weights.")
