@@ -1,8 +1,9 @@
 """densenets: memory-efficient DenseNets for TensorFlow and Keras 3."""
 
-from densenets import layers
+from densenets import layers, memory
 from densenets.model import DenseNet, DenseNetCifar
 from densenets.recompute import recompute, recompute_grad
+from densenets.reversible import RevBlock, rev_block
 from densenets.zoo import (
     DenseNet121,
     DenseNet161,
@@ -24,10 +25,13 @@ __all__ = [
     "DenseNet201",
     "DenseNet264",
     "DenseNetCifar",
+    "RevBlock",
     "create_model",
     "layers",
     "list_models",
+    "memory",
     "published",
     "recompute",
     "recompute_grad",
+    "rev_block",
 ]

@@ -82,6 +82,9 @@ def stop_recording():
     return record.stop_recording()
 
 
+OUTSIDE = ("Placeholder", "PlaceholderWithDefault", "Const")  # what a graph makes of a tensor from outside of it
+
+
 class OpWatch:
     """A context that sees every operation run (eagerly) or made (in a graph) in this thread.
 
@@ -107,17 +110,47 @@ class OpWatch:
         if op_type == "RngReadAndSkip" or "seed2" in map(tf.compat.as_str, (attrs or ())[::2]):
             self.unreplayable = self.unreplayable or op_type
         if graph is not self._graph:
-            return  # the body of a loop or branch: what it takes from outside is an input of the loop's own operation
+            return outputs  # the body of a loop or branch: what it takes from outside is an input of the loop's own operation
         for tensor in inputs:
             if tensor._id not in self._known and (tensor.dtype.is_floating or tensor.dtype.is_complex):
                 self._outside[tensor._id] = tensor
-        if op_type not in ("Placeholder", "PlaceholderWithDefault"):  # how a graph names a tensor of an outer one
+        if op_type not in OUTSIDE:
             self._known.update(tensor._id for tensor in outputs)
+        return outputs  # `None` would reach the callback of an enclosing recomputation in their place
 
     def captured(self):
         """Differentiable tensors that the function took from outside its arguments and that a gradient may be asked of."""
-        tensors = list(self._outside.values())
-        return tensors if self._graph is not None else [t for t in tensors if record.should_record_backprop([t])]
+        tensors = self._outside.values()
+        if self._graph is not None and any(tensor.op.type in OUTSIDE for tensor in tensors):
+            for outside, inside in getattr(self._graph, "captures", ()):
+                if inside._id in self._outside:
+                    self._graph.capture(outside)  # was unrecorded when the function did it; now tapes learn of it
+        # In a graph of TensorFlow 1 there is no tape to ask, and any tensor but a constant may be differentiated by.
+        return [
+            tensor
+            for tensor in tensors
+            if (self._graph is not None and tensor.op.type != "Const") or record.should_record_backprop([tensor])
+        ]
+
+
+def attach_gradient(results, sources, gradients):
+    """The tensors `results`, whose gradient with respect to `sources` is what `gradients(*upstream)` returns, and no other.
+
+    Args:
+        results, sources: flat lists of tensors; the results were computed unrecorded.
+        gradients: takes an upstream gradient, perhaps `None`, for each result; returns one, or `None`, for each source.
+    """
+
+    # The results are inputs too: `custom_gradient` searches the graph behind its results for variables, and so ends there.
+    @tf.custom_gradient
+    def attached(*tensors):
+        def grad(*upstream, variables=None):
+            flat = [None] * len(results) + gradients(*upstream)
+            return flat if variables is None else (flat, [None] * len(variables))
+
+        return list(tensors[: len(results)]), grad
+
+    return attached(*results, *sources)
 
 
 # === Keras state ===
@@ -169,14 +202,14 @@ class FirstRun(keras.StatelessScope):
 
     def second_run(self):
         """A context in which the function finds Keras as it was at the start of this run, and changes nothing."""
-        return _second_run(self._context, SecondRun(self._before, self.original_scope))
+        return _second_run(self._context, self._graph, SecondRun(self._before, self.original_scope))
 
 
 class SecondRun(keras.StatelessScope):
     """Keras variables as they were before the first run. Assignments inside are forgotten when the context ends."""
 
     def __init__(self, before, outer):
-        super().__init__()
+        super().__init__(collect_losses=True)
         self.state_mapping = dict(before)
         self._outer = outer
 
@@ -186,8 +219,9 @@ class SecondRun(keras.StatelessScope):
 
 
 @contextlib.contextmanager
-def _second_run(context, scope):
+def _second_run(context, first_graph, scope):
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_resources_through(first_graph))
         for name, value in context.items():
             stack.enter_context(_keras_attribute(name, value))
         yield stack.enter_context(scope)
@@ -202,6 +236,35 @@ def _keras_context():
     call = global_state.get_global_attribute("current_call_ctx")
     call = CallContext(entry_layer=None) if call is None else copy.copy(call)
     return {"current_call_ctx": call, "autocast_scope": global_state.get_global_attribute("autocast_scope")}
+
+
+@contextlib.contextmanager
+def _resources_through(first_graph):
+    """Lets the gradient of a loop's body read variables: by the handles that the body captured.
+
+    TensorFlow builds that gradient in a graph of its own, which can take in tensors of the body's graph, but not (with
+    "Tensor ... which captures ... is in list of captures but has no output") handles from outside of both.
+    """
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    captures = getattr(first_graph, "captures", ())
+    if graph is first_graph or not captures or not hasattr(graph, "capture"):
+        yield
+        return
+    handles = {id(outside): inside for outside, inside in captures if outside.dtype == tf.resource}
+    capture = graph.capture
+
+    def capture_through(tensor, *args, **kwargs):
+        if id(tensor) not in handles:
+            return capture(tensor, *args, **kwargs)
+        captured = capture(handles[id(tensor)])
+        captured._record_tape(tensor)
+        return captured
+
+    graph.capture = capture_through
+    try:
+        yield
+    finally:
+        del graph.capture
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
-"""The layers of a DenseNet, for networks of one's own."""
+"""The layers, for networks of one's own."""
 
 from densenets.dense_block import DenseBlock, DenseLayer, Transition
+from densenets.recompute_layer import Recompute
 
-__all__ = ["DenseBlock", "DenseLayer", "Transition"]
+__all__ = ["DenseBlock", "DenseLayer", "Recompute", "Transition"]

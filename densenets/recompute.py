@@ -80,61 +80,68 @@ recompute_grad = recompute
 
 def run(fn, args, kwargs, use_data_dep=None, tupleize_grads=False):
     """Runs `fn(*args, **kwargs)` recomputed; returns its results and the losses that layers added on the way."""
-    kwargs = dict(kwargs)
-    takes_flag = "is_recomputing" in _parameters(fn) and "is_recomputing" not in kwargs
-    leaves, is_tensor = _flatten(fn, args, kwargs)
-    tensors = [tf.identity(leaf) for leaf, is_t in zip(leaves, is_tensor, strict=True) if is_t]
-
-    def call(tensors, is_recomputing):
-        tensors = iter(tensors)
-        flat = [next(tensors) if is_t else leaf for leaf, is_t in zip(leaves, is_tensor, strict=True)]
-        call_args, call_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat, expand_composites=True)
-        if takes_flag:
-            call_kwargs["is_recomputing"] = is_recomputing
-        return fn(*call_args, **call_kwargs)
-
+    call, tensors = _bind(fn, args, kwargs)
     ops = backend.OpWatch(tensors)
     with backend.FirstRun() as first, ops, backend.stop_recording(), backend.variables_read() as read:
         outputs = call(tensors, is_recomputing=False)
-    _check_first_run(fn, outputs, ops)
+    outputs = outputs, list(first.losses)
+    check_first_run(fn, outputs, ops)
     captured, variables = ops.captured(), list(read.watched_variables())
-    outputs = (outputs, list(first.losses))
-    results, is_result = _flatten_outputs(outputs)
-    differentiable = [_is_differentiable(tensor) for tensor in tensors]
+    results, is_result = _tensors_of(outputs)
 
     def gradients(*upstream):
-        pairs = [(i, dy) for i, dy in enumerate(upstream) if dy is not None and _is_differentiable(dy)]
-        with backend.ordering([dy for _, dy in pairs], use_data_dep) as tie:
-            with first.second_run() as second, tf.GradientTape() as tape:
+        asked = [i for i, dy in enumerate(upstream) if dy is not None and is_differentiable(dy)]
+        upstream = [upstream[i] for i in asked]
+        with backend.ordering(upstream, use_data_dep) as tie:
+            read_again = backend.variables_read()
+            with first.second_run() as second, tf.GradientTape() as tape, read_again:
                 inputs = [tie(tensor) for tensor in tensors]
-                sources = [tensor for tensor, d in zip(inputs, differentiable, strict=True) if d] + captured
+                sources = [*filter(is_differentiable, inputs), *captured]
                 tape.watch(sources)
-                outputs = call(inputs, is_recomputing=True), list(second.losses)
-            _check_second_run(fn, variables, tape.watched_variables())
-            recomputed, _ = _flatten_outputs(outputs)
-            grads = tape.gradient(
-                [recomputed[i] for i, _ in pairs], sources + variables, output_gradients=[dy for _, dy in pairs]
-            )
-        grads = [None if g is None else tf.convert_to_tensor(g) for g in grads]
+                again, _ = _tensors_of((call(inputs, is_recomputing=True), list(second.losses)))
+            check_second_run(fn, variables, read_again.watched_variables())
+            targets = [again[i] for i in asked]
+            grads = dense(tape.gradient(targets, sources + variables, output_gradients=upstream))
         return _together(grads, use_data_dep) if tupleize_grads else grads
 
-    # The results are inputs too, so that the search for variables behind them, which `custom_gradient` makes, ends there.
-    @tf.custom_gradient
-    def attach(*tensors):
-        def grad(*upstream, variables=None):
-            flat = [None] * len(results) + gradients(*upstream)
-            return flat if variables is None else (flat, [None] * len(variables))
-
-        return list(tensors[: len(results)]), grad
-
-    sources = [tensor for tensor, d in zip(tensors, differentiable, strict=True) if d] + captured
-    attached = iter(attach(*results, *sources, *[tf.convert_to_tensor(v) for v in variables]))
+    sources = [*filter(is_differentiable, tensors), *captured, *map(tf.convert_to_tensor, variables)]
+    attached = iter(backend.attach_gradient(results, sources, gradients))
     flat = tf.nest.flatten(outputs, expand_composites=True)
     flat = [next(attached) if is_r else leaf for leaf, is_r in zip(flat, is_result, strict=True)]
     return tf.nest.pack_sequence_as(outputs, flat, expand_composites=True)
 
 
+def dense(grads):
+    """Gradients as tensors: those of an embedding's rows are spread out, since a custom gradient takes no others."""
+    return [None if grad is None else tf.convert_to_tensor(grad) for grad in grads]
+
+
+def is_differentiable(tensor):
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def _together(grads, use_data_dep):
+    """Every gradient, none readable before all are computed."""
+    with backend.ordering([g for g in grads if g is not None], use_data_dep) as tie:
+        return [None if g is None else tie(g) for g in grads]
+
+
 # === Structures ===
+
+
+def _bind(fn, args, kwargs):
+    """`call(tensors, is_recomputing)`, which runs `fn` on the arguments with their tensors replaced, and those tensors."""
+    leaves, is_tensor = _flatten(fn, args, kwargs)
+    takes_flag = "is_recomputing" in _parameters(fn) and "is_recomputing" not in kwargs
+
+    def call(tensors, is_recomputing):
+        tensors = iter(tensors)
+        flat = [next(tensors) if is_t else leaf for leaf, is_t in zip(leaves, is_tensor, strict=True)]
+        call_args, call_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat, expand_composites=True)
+        return fn(*call_args, **call_kwargs, **({"is_recomputing": is_recomputing} if takes_flag else {}))
+
+    # A tensor given twice must be two, each with its own gradient.
+    return call, [tf.identity(leaf) for leaf, is_t in zip(leaves, is_tensor, strict=True) if is_t]
 
 
 def _flatten(fn, args, kwargs):
@@ -158,20 +165,11 @@ def _flatten(fn, args, kwargs):
     return leaves, is_tensor
 
 
-def _flatten_outputs(outputs):
+def _tensors_of(outputs):
+    """The tensors among the leaves of `outputs`, and for each leaf whether it is one."""
     flat = tf.nest.flatten(outputs, expand_composites=True)
     is_result = [tf.is_tensor(leaf) for leaf in flat]
     return [tensor for tensor, is_r in zip(flat, is_result, strict=True) if is_r], is_result
-
-
-def _is_differentiable(tensor):
-    return tensor.dtype.is_floating or tensor.dtype.is_complex
-
-
-def _together(grads, use_data_dep):
-    """Every gradient, none readable before all are computed."""
-    with backend.ordering([g for g in grads if g is not None], use_data_dep) as tie:
-        return [None if g is None else tie(g) for g in grads]
 
 
 # === Refusals ===
@@ -188,9 +186,10 @@ def _name(fn):
     return f"recompute: `{getattr(fn, '__name__', None) or getattr(fn, 'name', None) or type(fn).__name__}`"
 
 
-def _check_first_run(fn, outputs, ops):
+def check_first_run(fn, outputs, ops):
+    """Raises for a function that cannot be run again, or that returned nothing to differentiate."""
     if not any(tf.is_tensor(leaf) for leaf in tf.nest.flatten(outputs, expand_composites=True)):
-        raise TypeError(f"{_name(fn)} returned {outputs!r}; it must return a tensor or a structure with tensors.")
+        raise TypeError(f"{_name(fn)} returned {outputs[0]!r}; it must return a tensor or a structure with tensors.")
     if ops.unreplayable:
         raise ValueError(
             f"{_name(fn)} draws random numbers with the stateful operation {ops.unreplayable}, which cannot be drawn again "
@@ -198,7 +197,8 @@ def _check_first_run(fn, outputs, ops):
         )
 
 
-def _check_second_run(fn, first, second):
+def check_second_run(fn, first, second):
+    """Raises where the variables read in the `second` run are not those of the `first`."""
     first, second = ({v.ref(): v.name for v in variables} for variables in (first, second))
     if first.keys() != second.keys():
         only_first = sorted(name for ref, name in first.items() if ref not in second)

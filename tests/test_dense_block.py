@@ -138,7 +138,7 @@ def test_recomputation_saves_memory(mode):
 
         peaks[memory] = peak_bytes(step, mode, x)
     # XLA on a CPU adds up each feature's gradients last, and keeps those of every layer until then.
-    assert peaks["checkpoint"] < {"eager": 0.6, "graph": 0.6, "xla": 0.8}[mode] * peaks["naive"]
+    assert peaks["checkpoint"] < {"eager": 0.7, "graph": 0.7, "xla": 0.8}[mode] * peaks["naive"]
 
 
 @pytest.mark.parametrize(
