@@ -8,6 +8,8 @@ In this order, so that what can fail fails early:
 """
 
 import contextlib
+import copy
+import dataclasses
 import math
 import os
 import platform
@@ -44,9 +46,11 @@ def run(config, workdir):
         ParityError: for a strategy that leaves out a gradient.
     """
     training.check_config(config)
+    if config.mode == "xla":
+        memory.watch_xla()
     workdir = report.make_workdir(workdir)
-    data = data_module.load(config.dataset, config.data_dir or None)
-    strategies = tuple(config.compare) or (config.memory,)
+    config, data = _load(config)
+    strategies = training.strategies(config)
     result = {
         "status": "running",
         "config": config.to_dict(),
@@ -82,6 +86,21 @@ def run(config, workdir):
     finally:
         report.write(result, workdir)
     return result
+
+
+def _load(config):
+    """The data set of a config, or its fallback, and the config that names the one that was found."""
+    try:
+        return config, data_module.load(config.dataset, config.data_dir or None)
+    except data_module.DataNotFoundError as error:
+        if not config.fallback_dataset:
+            raise
+        logging.warning("%s Instead %s serves.", error, config.fallback_dataset)
+        data = data_module.load(config.fallback_dataset, config.data_dir or None)
+        source = f"{data.source}, since {config.dataset} was neither found nor could be downloaded"
+        config = copy.deepcopy(config)
+        config.dataset = data.name
+        return config, dataclasses.replace(data, source=source)
 
 
 # === Parity ===

@@ -8,7 +8,7 @@ import keras
 import ml_collections
 
 from densenets import data as data_module
-from densenets import zoo
+from densenets import issue_36981, zoo
 from densenets.dense_block import STRATEGIES
 from densenets.model import DenseNet, DenseNetCifar
 from densenets.optimizer import TorchSGD
@@ -19,6 +19,7 @@ MODES = {
     "graph": {"jit_compile": False},
     "xla": {"jit_compile": True},
 }
+EXAMPLES = {"issue_36981": issue_36981.build}  # networks that a config can name and that are no published DenseNet
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 DISTRIBUTIONS = ("none",)
 
@@ -33,6 +34,7 @@ def default_config():
     # Data
     config.dataset = "cifar10"  # one of densenets.data.DATASETS
     config.data_dir = ""  # of tensorflow-datasets; by default $TFDS_DATA_DIR or ~/tensorflow_datasets
+    config.fallback_dataset = ""  # what serves where `dataset` can neither be found nor downloaded; "" for an error
     config.augment = True  # zero padding, random crop, horizontal flip
 
     # Model: a name of densenets.list_models(), or the arguments of DenseNetCifar (with `depth`) or DenseNet (with `blocks`)
@@ -45,6 +47,7 @@ def default_config():
 
     # Recipe
     config.seeds = (0,)
+    config.optimizer = "sgd"  # the papers', by Torch's rule; or adam, which takes the learning rate alone
     config.epochs = 300
     config.steps_per_epoch = 0  # 0 for all of the training data
     config.batch_size = 64
@@ -73,13 +76,15 @@ class ConfigError(ValueError):
 def check_config(config):
     """Raises `ConfigError` for the first thing that cannot work, before any data is read.
 
-    Builds every network once, since only its builder knows which arguments make one.
+    Builds the network once, since only its builder knows which arguments make one.
     """
-    known = default_config()
+    known = {*default_config(), "recompute"}
     for key in config:
         if key not in known:
             raise ConfigError(f"config.{key} is unknown; the keys are {', '.join(sorted(known))}.")
     for key, allowed in (
+        ("fallback_dataset", ("", *data_module.DATASETS)),
+        ("optimizer", OPTIMIZERS),
         ("dataset", data_module.DATASETS),
         ("memory", STRATEGIES),
         ("mode", MODES),
@@ -109,7 +114,20 @@ def check_config(config):
         raise ConfigError(f"config.model does not make a network: {error}") from error
 
 
+def strategies(config):
+    """The strategies that a config runs, the reference first. A field `recompute`, where there is one, chooses one of two."""
+    if "recompute" in config:
+        return ("checkpoint" if config.recompute else "naive",)
+    return tuple(config.compare) or (config.memory,)
+
+
 # === Model and recipe ===
+
+
+OPTIMIZERS = {
+    "sgd": lambda rate, config: TorchSGD(rate, momentum=config.momentum, weight_decay=config.weight_decay),
+    "adam": lambda rate, config: keras.optimizers.Adam(rate),
+}
 
 
 def build_model(config, memory, seed=0):
@@ -123,7 +141,8 @@ def build_model(config, memory, seed=0):
         "memory": memory,
     }
     if isinstance(config.model, str):
-        return zoo.create_model(config.model, **arguments)
+        example = EXAMPLES.get(config.model)
+        return example(**arguments) if example else zoo.create_model(config.model, **arguments)
     builder = DenseNet if "blocks" in config.model else DenseNetCifar
     return builder(**config.model.to_dict(), **arguments)
 
@@ -138,7 +157,7 @@ def compile_model(model, config, steps_per_epoch):
     boundaries = sorted(int(share * total) for share in config.milestones)
     values = [config.learning_rate / 10**i for i in range(len(boundaries) + 1)]
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, values) if boundaries else values[0]
-    optimizer = TorchSGD(schedule, momentum=config.momentum, weight_decay=config.weight_decay)
+    optimizer = OPTIMIZERS[config.optimizer](schedule, config)
     model.compile(optimizer=optimizer, loss=make_loss(), metrics=["accuracy"], **MODES[config.mode])
 
 

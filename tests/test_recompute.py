@@ -576,13 +576,11 @@ def test_any_small_network_argument_structure_and_dtype(data):
 
 @pytest.mark.parametrize("argument", [3.0, None, "name", True])
 def test_refuses_a_positional_argument_that_is_no_tensor(argument):
+    def double(x, factor):
+        return x * factor
+
     with pytest.raises(TypeError, match=r"`double`: positional argument leaf 1 is .* which is no tensor. Pass it by keyword"):
-
-        @recompute
-        def double(x, factor):
-            return x * factor
-
-        double(vector(1), argument)
+        recompute(double)(vector(1), argument)
 
 
 def test_arrays_and_variables_are_tensors_enough():

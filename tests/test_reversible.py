@@ -100,8 +100,7 @@ def block_layer(num_layers=2, **kwargs):
 
 def test_layer_trains_saves_and_loads(tmp_path, mode):
     inputs = keras.Input((6, 6, 6))
-    x = keras.layers.Lambda(lambda x: tf.split(x, 2, -1))(inputs) if False else [inputs[..., :3], inputs[..., 3:]]
-    y1, y2 = block_layer(name="rev")(x)
+    y1, y2 = block_layer(name="rev")([inputs[..., :3], inputs[..., 3:]])
     outputs = keras.layers.GlobalAveragePooling2D()(keras.layers.Concatenate()([y1, y2]))
     model = keras.Model(inputs, outputs)
     assert len(model.get_layer("rev").trainable_variables) == 16

@@ -14,8 +14,8 @@ def he_fan_out():
 class DenseLayer(keras.Layer):
     """Makes `growth_rate` new features from all earlier ones: BN-ReLU-conv1x1-BN-ReLU-conv3x3, or BN-ReLU-conv3x3.
 
-    Calling it runs both halves on one tensor. The strategies of `DenseBlock` call the halves: `narrow`, from all earlier
-    features down to a few channels, and `grow`, from those to the new features.
+    Calling it runs both halves on a tensor, or on a list of tensors that belong together. The strategies of `DenseBlock` call
+    the halves: `narrow`, from all earlier features down to a few channels, and `grow`, from those to the new features.
 
     Args:
         growth_rate: the number of new features, k.
@@ -42,7 +42,7 @@ class DenseLayer(keras.Layer):
                 self.dropouts.append(keras.layers.Dropout(dropout_rate, dtype=self.dtype_policy, name=f"{i + 1}_dropout"))
 
     def build(self, input_shape):
-        shape = tuple(input_shape)
+        shape = self._concatenated(input_shape)
         for norm, conv in zip(self.norms, self.convs, strict=True):
             norm.build(shape)
             conv.build(shape)
@@ -61,7 +61,8 @@ class DenseLayer(keras.Layer):
         return self._drop(1, self._norm_relu_conv(1, x, training), training) if self.bottleneck else x
 
     def call(self, x, training=False):
-        return self.grow(self.narrow(x, training=training), training=training)
+        features = x if isinstance(x, (list, tuple)) else [x]
+        return self.grow(self.narrow(*features, training=training), training=training)
 
     def _norm_relu_conv(self, i, x, training):
         return self.convs[i](keras.ops.relu(self.norms[i](x, training=training)))
@@ -70,7 +71,13 @@ class DenseLayer(keras.Layer):
         return self.dropouts[i](x, training=training) if self.dropouts else x
 
     def compute_output_shape(self, input_shape):
-        return (*input_shape[:-1], self.growth_rate)
+        return (*self._concatenated(input_shape)[:-1], self.growth_rate)
+
+    @staticmethod
+    def _concatenated(input_shape):
+        if not isinstance(input_shape[0], (list, tuple)):
+            return tuple(input_shape)
+        return (*input_shape[0][:-1], sum(shape[-1] for shape in input_shape))
 
     def get_config(self):
         return super().get_config() | {
