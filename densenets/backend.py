@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import initialize_all_variables
 from keras.src.layers.layer import CallContext
+from tensorflow.compiler.tf2xla.python.xla import dynamic_update_slice
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops import control_flow_util
@@ -67,6 +68,62 @@ def _add_zero(tensor, zero):
     if tensor.dtype.is_bool:
         return tf.logical_or(tensor, tf.cast(zero, tf.bool))
     return tf.identity(tensor)
+
+
+def after(tensor, *events):
+    """`tensor`, readable only once `events` (tensors, or `None`) are there: in graphs. XLA needs `after_in_xla`."""
+    events = [event for event in events if event is not None]
+    if not events or tf.executing_eagerly() or in_xla():
+        return tensor
+    with tf.control_dependencies(events):
+        return tf.identity(tensor)
+
+
+def after_in_xla(vector, event):
+    """`vector`, computed from `event` where XLA compiles: what follows cannot come earlier. Meant for small tensors."""
+    return _add_zero(vector, _opaque_zero([event])) if in_xla() else vector
+
+
+class Buffer:
+    """Rows that are written at the end and read from the start, [rows, pixels], at most `capacity` of them.
+
+    In XLA it has its full size from the start and is updated in place: otherwise the compiler turns the first rows of a
+    concatenation back into earlier concatenations, and keeps them all.
+    """
+
+    def __init__(self, rows, capacity):
+        self.rows, self._size, self._capacity = rows, rows.shape[0], capacity
+
+    @classmethod
+    def holding(cls, rows, capacity):
+        """A buffer for `capacity` rows that begins with `rows`."""
+        if not in_xla():
+            return cls(rows, capacity)
+        buffer = cls(tf.zeros([capacity, tf.shape(rows)[1]], rows.dtype), capacity)
+        buffer.rows, buffer._size = dynamic_update_slice(buffer.rows, rows, [0, 0]), rows.shape[0]
+        return buffer
+
+    def append(self, rows, after=None):
+        """Writes `rows` behind the last; returns all."""
+        if in_xla():
+            self.rows = dynamic_update_slice(self.rows, rows, [self._size, 0])
+        else:
+            self.rows = tf.concat([_after(self.rows, after), rows], 0)
+        self._size += rows.shape[0]
+        return self.rows
+
+    def add_to_first(self, rows, after=None):
+        """Adds `rows` to the first ones, and forgets those behind."""
+        first = _after(self.rows, after)[: rows.shape[0]] + rows
+        self.rows = dynamic_update_slice(self.rows, first, [0, 0]) if in_xla() else first
+
+
+_after = after  # the methods' own argument has the name
+
+
+def widened(tensor):
+    """A half-precision tensor in float32, any other as it is: for statistics and sums."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
 
 
 # === What a function touches ===

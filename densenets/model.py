@@ -4,6 +4,7 @@ import keras
 from keras import layers
 
 from densenets.dense_block import DenseBlock, Transition, he_fan_out
+from densenets.stem import Stem
 
 EPSILON, MOMENTUM = (
     1e-5,
@@ -20,7 +21,7 @@ def DenseNet(
     compression=0.5,
     stem="imagenet",
     dropout_rate=0.0,
-    memory="checkpoint",
+    memory="shared",
     include_top=True,
     weights=None,
     input_tensor=None,
@@ -70,16 +71,12 @@ def DenseNet(
 
     # === Stem ===
     if stem == "imagenet":
-        x = layers.ZeroPadding2D(3, name="conv1_pad")(x)
-        x = _conv(2 * growth_rate, 7, strides=2, name="conv1_conv")(x)
-        x = layers.BatchNormalization(name="conv1_bn", **norm)(x)
-        x = layers.Activation("relu", name="conv1_relu")(x)
-        x = layers.ZeroPadding2D(1, name="pool1_pad")(x)
-        x = layers.MaxPooling2D(3, strides=2, name="pool1")(x)
+        x = Stem(2 * growth_rate, memory=memory, name="conv1", **norm)(x)
     else:
         # "16 (or twice the growth rate for DenseNet-BC) output channels" (section 3, "Implementation Details")
         channels = 2 * growth_rate if bottleneck and compression < 1 else 16
-        x = _conv(channels, 3, padding="same", name="conv1_conv")(x)
+        conv = {"padding": "same", "use_bias": False, "kernel_initializer": he_fan_out()}
+        x = layers.Conv2D(channels, 3, name="conv1_conv", **conv)(x)
 
     # === Dense blocks ===
     for i, num_layers in enumerate(blocks, start=2):
@@ -140,10 +137,6 @@ def DenseNetCifar(depth, growth_rate, *, bottleneck=True, compression=0.5, input
         classes=classes,
         **kwargs,
     )
-
-
-def _conv(channels, size, **kwargs):
-    return layers.Conv2D(channels, size, use_bias=False, kernel_initializer=he_fan_out(), **kwargs)
 
 
 def _input(stem, num_blocks, include_top, input_tensor, input_shape):

@@ -17,20 +17,21 @@ def make_workdir(workdir):
     """
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    _replace(workdir / "report.json", lambda path: path.write_text("{}"))
+    replace(workdir / "report.json", lambda path: path.write_text("{}"))
     return workdir
 
 
 def write(result, workdir):
     """Writes the report's files, each beside its old version and then in its place."""
-    _replace(workdir / "report.json", lambda path: path.write_text(json.dumps(result, indent=2) + "\n"))
-    _replace(workdir / "report.md", lambda path: path.write_text(markdown(result)))
+    replace(workdir / "report.json", lambda path: path.write_text(json.dumps(result, indent=2) + "\n"))
+    replace(workdir / "report.md", lambda path: path.write_text(markdown(result)))
     if result["runs"]:
-        _replace(workdir / "cost.png", lambda path: _plot_cost(result).savefig(path, format="png", dpi=120))
-        _replace(workdir / "curves.png", lambda path: _plot_curves(result).savefig(path, format="png", dpi=120))
+        replace(workdir / "cost.png", lambda path: _plot_cost(result).savefig(path, format="png", dpi=120))
+        replace(workdir / "curves.png", lambda path: _plot_curves(result).savefig(path, format="png", dpi=120))
 
 
-def _replace(path, write_file):
+def replace(path, write_file):
+    """Writes a file beside its old version and renames it, so that none is ever half written."""
     partial = path.with_name(path.name + ".partial")
     write_file(partial)
     os.replace(partial, path)

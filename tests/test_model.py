@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import images, relative_error
+from helpers import images, relative_error, training_step
 
 import densenets
 
@@ -16,6 +16,43 @@ def test_densenet121_trains_with_fit(jit_compile):
     assert np.isfinite(history.history["loss"][0])
     unmoved = [v.path for v, b in zip(model.trainable_variables, before, strict=True) if np.all(v.numpy() == b)]
     assert unmoved == []
+
+
+def step_with(memory, mode, batch=6, **arguments):
+    """Two steps of a small network in float64: the second's results, and all weights after it."""
+    keras.utils.set_random_seed(1)
+    model = densenets.DenseNet((1, 2, 2), 4, classifier_activation=None, classes=3, memory=memory, **arguments)
+    x = images(batch, arguments["input_shape"][0])
+    training_step(model, x, mode)
+    return training_step(model, x, mode), model.get_weights()
+
+
+@pytest.mark.parametrize(("stem", "size"), [("cifar", 17), ("imagenet", 67)])
+def test_strategies_agree_in_float64(stem, size, mode, float64):
+    arguments = {"stem": stem, "input_shape": (size, size, 3)}
+    naive = step_with("naive", mode, **arguments)
+    for memory in ("checkpoint", "shared"):
+        assert relative_error(step_with(memory, mode, **arguments), naive) < 1e-11
+
+
+@pytest.mark.parametrize("batch", [1, 3])  # fewer images than chunks, and not a multiple
+@pytest.mark.parametrize("dropout_rate", [0.0, 0.3])
+def test_strategies_agree_on_any_batch_and_unknown_sizes(batch, dropout_rate, float64):
+    arguments = {"stem": "imagenet", "input_shape": (160, 160, 3), "dropout_rate": dropout_rate, "batch": batch}
+    naive = step_with("naive", "graph", **arguments)
+    assert relative_error(step_with("shared", "graph", **arguments), naive) < 1e-11
+
+
+@pytest.mark.parametrize("memory", ["checkpoint", "shared"])
+def test_tapped_features_have_gradients_beside_the_network_behind_them(memory, mode, float64):
+    results = []
+    for strategy in ("naive", memory):
+        keras.utils.set_random_seed(1)
+        model = densenets.DenseNetCifar(16, 4, memory=strategy, input_shape=(8, 8, 3))
+        taps = keras.Model(model.input, [model.get_layer("conv2").output, model.get_layer("conv3").output, model.output])
+        loss = lambda outputs: tf.add_n([tf.reduce_sum(tf.sin(output)) for output in outputs])  # noqa: E731
+        results.append(training_step(taps, images(3), mode, loss))
+    assert relative_error(*results) < 1e-11
 
 
 def test_keras_remat_scope_cannot_train_the_same_network():
@@ -88,7 +125,7 @@ def test_saves_loads_and_switches_strategy(tmp_path):
         (lambda: densenets.DenseNetCifar(41, 12, bottleneck=False), "`depth` must be 3n \\+ 4 without .* 40 and 43"),
         (lambda: densenets.DenseNet((6, 0), 32), "`blocks` must be positive numbers of layers"),
         (lambda: densenets.DenseNet((6, 6), 32, stem="vit"), "`stem` must be one of 'imagenet', 'cifar'; got 'vit'"),
-        (lambda: densenets.DenseNet121(memory="big"), "`memory` must be one of 'naive', 'checkpoint'; got 'big'"),
+        (lambda: densenets.DenseNet121(memory="big"), "`memory` must be one of 'naive', 'checkpoint', 'shared'; got 'big'"),
         (lambda: densenets.DenseNet121(pooling="sum"), "`pooling` must be None, 'avg' or 'max'; got 'sum'"),
         (lambda: densenets.DenseNet121(classes=0), "`classes` must be a positive integer, got 0"),
         (lambda: densenets.DenseNet121(input_shape=(31, 32, 3)), "height and width at least 32; got \\(31, 32, 3\\)"),

@@ -28,11 +28,11 @@ def config():
     ("key", "value", "message"),
     [
         ("dataset", "mnist", "config.dataset must be one of digits, .*; got 'mnist'"),
-        ("memory", "big", "config.memory must be one of naive, checkpoint; got 'big'"),
+        ("memory", "big", "config.memory must be one of naive, checkpoint, shared; got 'big'"),
         ("mode", "jit", "config.mode must be one of auto, eager, graph, xla; got 'jit'"),
         ("precision", "float8", "config.precision must be one of .*; got 'float8'"),
         ("distribute", "mirrored", "config.distribute must be one of none; got 'mirrored'"),
-        ("compare", ("naive", "big"), "config.compare must name strategies of naive, checkpoint; got 'big'"),
+        ("compare", ("naive", "big"), "config.compare must name strategies of naive, checkpoint, shared; got 'big'"),
         ("compare", ("naive", "naive"), "config.compare names a strategy twice"),
         ("epochs", 0, "config.epochs must be at least 1; got 0"),
         ("batch_size", -3, "config.batch_size must be at least 1; got -3"),

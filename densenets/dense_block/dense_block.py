@@ -5,8 +5,9 @@ import keras
 from densenets.dense_block.checkpoint import checkpoint
 from densenets.dense_block.dense_layer import DenseLayer
 from densenets.dense_block.naive import naive
+from densenets.dense_block.shared import shared
 
-STRATEGIES = {"naive": naive, "checkpoint": checkpoint}
+STRATEGIES = {"naive": naive, "checkpoint": checkpoint, "shared": shared}
 
 
 @keras.saving.register_keras_serializable("densenets")
@@ -37,7 +38,7 @@ class DenseBlock(keras.Layer):
         *,
         bottleneck=True,
         dropout_rate=0.0,
-        memory="checkpoint",
+        memory="shared",
         epsilon=1e-5,
         momentum=0.9,
         **kwargs,

@@ -1,8 +1,10 @@
 """`Transition`: what stands between two dense blocks."""
 
 import keras
+import tensorflow as tf
 
 from densenets.dense_block.dense_layer import he_fan_out
+from densenets.dense_block.features import Norm, attached, consume, relu_affine
 
 
 @keras.saving.register_keras_serializable("densenets")
@@ -40,10 +42,26 @@ class Transition(keras.Layer):
         self.conv.build(input_shape)
 
     def call(self, x, training=False):
+        features = attached(x)
+        if features is not None and self.dropout is None:
+            return self._from_features(features, training)
         x = self.conv(keras.ops.relu(self.norm(x, training=training)))
         if self.dropout is not None:
             x = self.dropout(x, training=training)
         return self.pool(x)
+
+    def _from_features(self, features, training):
+        """The same from the buffer of a shared block. Pooling comes first, which commutes with the convolution: a quarter."""
+        grid, norm = features.grid, Norm(self.norm, training)
+
+        def pooled_convolution(rows, s, t, kernel, i):
+            planes = tf.reshape(relu_affine(rows, s, t), [-1, grid.height, grid.width, 1])
+            pooled = tf.reshape(tf.nn.avg_pool2d(planes, 2, 2, "VALID"), [rows.shape[0], -1])
+            x = tf.matmul(pooled, kernel[0, 0], transpose_a=True)
+            return tf.reshape(x, [grid.batches[i], grid.height // 2, grid.width // 2, x.shape[-1]])
+
+        kernel = tf.cast(tf.convert_to_tensor(self.conv.kernel), features.chunks[0].dtype)
+        return consume(pooled_convolution, features, norm, kernel)
 
     def compute_output_shape(self, input_shape):
         n, h, w, channels = input_shape

@@ -1,0 +1,153 @@
+"""Memory and time of a training step, strategy by strategy: `python -m densenets.benchmark`.
+
+    python -m densenets.benchmark --models=100x12 --batch_sizes=32 --modes=graph,xla --contenders=keras,checkpoint,shared
+
+Every case runs in a process of its own, so that none finds memory that another left; the processes take their steps in turns,
+since a machine's speed drifts. A case that fails is a result, and is told as such. Contenders are the strategies of
+`densenets` and, for comparison, `keras` (the same network of plain Keras layers; `keras.applications` for `densenet_121`) and
+`remat` (that network under `keras.RematScope`). A model is a name of `densenets.list_models()` or `LxK`: DenseNet-BC of depth
+L and growth rate K on 32x32 images.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+from absl import app, flags
+
+MIB = 2**20
+
+flags.DEFINE_list("models", ["100x12"], "Names of list_models(), or LxK.")
+flags.DEFINE_list("batch_sizes", ["32"], "Images in a step.")
+flags.DEFINE_list("modes", ["graph"], "graph, xla, eager.")
+flags.DEFINE_list("contenders", ["keras", "naive", "checkpoint", "shared"], "The first is what the others are held against.")
+flags.DEFINE_integer("rounds", 9, "Timed steps of each case.")
+flags.DEFINE_string("workdir", None, "Where benchmark.json, benchmark.md and the plots go; by default nowhere.")
+
+
+def main(_):
+    options, cases = flags.FLAGS, []
+    for model in options.models:
+        for batch_size in map(int, options.batch_sizes):
+            for mode in options.modes:
+                cases += _race(options.contenders, model, batch_size, mode, options.rounds)
+                print(_table(cases), flush=True)
+    if options.workdir:
+        from densenets import report
+
+        workdir = report.make_workdir(options.workdir)
+        report.replace(workdir / "benchmark.json", lambda path: path.write_text(json.dumps(cases, indent=2) + "\n"))
+        report.replace(workdir / "benchmark.md", lambda path: path.write_text(_table(cases) + "\n"))
+        report.replace(workdir / "benchmark.png", lambda path: _plot(cases).savefig(path, format="png", dpi=120))
+
+
+# === One race: contenders in their processes, step by step in turns ===
+
+
+def _race(contenders, model, batch_size, mode, rounds):
+    workers = []
+    for contender in contenders:  # one after another, so that none is measured while another compiles
+        workers.append(_Worker(contender, model, batch_size, mode))
+    for _ in range(rounds):
+        for worker in workers:
+            worker.step()
+    return [worker.finish() for worker in workers]
+
+
+class _Worker:
+    """A process that holds one case and takes a step when told to."""
+
+    def __init__(self, contender, model, batch_size, mode):
+        self.case = {"model": model, "batch_size": batch_size, "mode": mode, "contender": contender}
+        command = [sys.executable, "-m", "densenets.benchmark_worker", json.dumps(self.case)]
+        environment = os.environ | {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
+        self.seconds = []
+        self.case |= self._answer()
+
+    def _answer(self):
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else {"error": f"the process ended with exit code {self.process.wait()}"}
+
+    def step(self):
+        if "error" not in self.case:
+            self.process.stdin.write("step\n")
+            self.process.stdin.flush()
+            answer = self._answer()
+            self.case |= {key: answer[key] for key in answer.keys() & {"error"}}
+            self.seconds += [answer["seconds"]] if "seconds" in answer else []
+
+    def finish(self):
+        self.process.stdin.close()
+        self.process.wait()
+        if self.seconds:
+            self.case |= {
+                "step_seconds": statistics.median(self.seconds),
+                "step_seconds_range": [min(self.seconds), max(self.seconds)],
+            }
+        return self.case
+
+
+# === What it found ===
+
+
+def _table(cases):
+    lines = [
+        "| model | batch | mode | contender | peak | ratio | step (range) | ratio | first step | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in cases:
+        race = [c for c in cases if all(c[key] == case[key] for key in ("model", "batch_size", "mode"))]
+        cells = [case["model"], case["batch_size"], case["mode"], case["contender"]]
+        if "error" in case:
+            cells += [f"failed: {case['error'][:120]}", "", "", "", "", ""]
+        else:
+            low, high = (f"{s:.3f}" for s in case["step_seconds_range"])
+            cells += [
+                f"{case['peak_bytes'] / MIB:.0f} MiB",
+                _ratio(case, race[0], "peak_bytes"),
+                f"{case['step_seconds']:.3f} s ({low}-{high})",
+                _ratio(case, race[0], "step_seconds"),
+                f"{case['first_step_seconds']:.1f} s",
+                _ratio(case, race[0], "first_step_seconds"),
+            ]
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _ratio(case, reference, key):
+    return "" if "error" in reference else f"{case[key] / reference[key]:.3f}"
+
+
+def _plot(cases):
+    """Peak memory against depth where several depths were run, with the fitted exponents; else against the contenders."""
+    import matplotlib.figure
+    import numpy as np
+
+    figure = matplotlib.figure.Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    done = [case for case in cases if "error" not in case]
+    for contender, mode in dict.fromkeys((case["contender"], case["mode"]) for case in done):
+        own = [case for case in done if (case["contender"], case["mode"]) == (contender, mode)]
+        depths = [int(case["model"].split("x")[0]) for case in own if case["model"].split("x")[0].isdigit()]
+        peaks = [case["peak_bytes"] / MIB for case in own]
+        label = f"{contender}, {mode}"
+        if len(set(depths)) > 1 and len(depths) == len(peaks):
+            exponent = np.polyfit(np.log(depths), np.log(peaks), 1)[0]
+            axes.loglog(depths, peaks, "o-", label=f"{label}: exponent {exponent:.2f}")
+            axes.set(xlabel="depth L")
+        else:
+            axes.bar([f"{case['model']}\n{label}" for case in own], peaks)
+            axes.tick_params(axis="x", labelsize=6)
+    axes.set(title="Peak memory of a training step", ylabel="MiB")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    return figure
+
+
+if __name__ == "__main__":
+    app.run(main)

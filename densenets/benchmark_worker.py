@@ -1,0 +1,102 @@
+"""The process behind one case of `densenets.benchmark`: builds, measures, then steps when told to."""
+
+import json
+import sys
+import time
+
+import keras
+import tensorflow as tf
+
+import densenets
+from densenets import memory
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def main():
+    case = json.loads(sys.argv[1])
+    try:
+        step, found = _prepare(**case)
+        print(json.dumps(found), flush=True)
+        for _ in sys.stdin:
+            start = time.perf_counter()
+            float(step())
+            print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
+    except Exception as error:  # whatever it is, it is this case's result
+        print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}), flush=True)
+
+
+def _prepare(model, batch_size, mode, contender):
+    if mode == "xla":
+        memory.watch_xla()
+    keras.utils.set_random_seed(0)
+    network = _network(model, contender)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
+    optimizer.build(network.trainable_variables)
+    images = tf.random.normal([batch_size, *network.input_shape[1:]])
+    labels = tf.zeros([batch_size], tf.int32)
+
+    def one_step_on_data():  # the name of Keras' own, which `memory.watch_xla` looks for
+        with tf.GradientTape() as tape:
+            loss = LOSS(labels, network(images, training=True))
+        grads = tape.gradient(loss, network.trainable_variables)
+        optimizer.apply_gradients(zip(grads, network.trainable_variables, strict=True))
+        return loss
+
+    step = one_step_on_data if mode == "eager" else tf.function(one_step_on_data, jit_compile=mode == "xla")
+    start = time.perf_counter()
+    measured = memory.measure(step)
+    # `measure` steps twice; what the second takes is what every later one takes.
+    first = time.perf_counter() - start
+    start = time.perf_counter()
+    float(step())
+    first -= time.perf_counter() - start
+    return step, {
+        "peak_bytes": measured.peak,
+        "baseline_bytes": measured.baseline,
+        "first_step_seconds": first,
+        "parameters": network.count_params(),
+    }
+
+
+def _network(model, contender):
+    """The network of a case, giving logits."""
+    if contender == "remat":
+        with keras.RematScope("full"):
+            return _network(model, "keras")
+    cifar = model.split("x") if model.replace("x", "").isdigit() else None
+    if contender == "keras":
+        return _plain_densenet(*map(int, cifar)) if cifar else _application(model)
+    arguments = {"memory": contender, "classifier_activation": None}
+    return densenets.DenseNetCifar(*map(int, cifar), **arguments) if cifar else densenets.create_model(model, **arguments)
+
+
+def _application(model):
+    name = "DenseNet" + model.removeprefix("densenet_")
+    if not hasattr(keras.applications, name):
+        raise ValueError(f"keras.applications has no {model}")
+    return getattr(keras.applications, name)(weights=None, classifier_activation=None)
+
+
+def _plain_densenet(depth, growth_rate):
+    """DenseNet-BC for 32x32 images of plain Keras layers, as one writes it from the paper."""
+    layers = keras.layers
+
+    def norm_relu_conv(x, channels, size):
+        x = layers.ReLU()(layers.BatchNormalization(epsilon=1e-5, momentum=0.9)(x))
+        return layers.Conv2D(channels, size, padding="same", use_bias=False)(x)
+
+    inputs = keras.Input((32, 32, 3))
+    x = layers.Conv2D(2 * growth_rate, 3, padding="same", use_bias=False)(inputs)
+    for block in range(3):
+        for _ in range((depth - 4) // 6):
+            new = norm_relu_conv(norm_relu_conv(x, 4 * growth_rate, 1), growth_rate, 3)
+            x = layers.Concatenate()([x, new])
+        if block < 2:
+            x = layers.AveragePooling2D(2)(norm_relu_conv(x, x.shape[-1] // 2, 1))
+    x = layers.ReLU()(layers.BatchNormalization(epsilon=1e-5, momentum=0.9)(x))
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
+if __name__ == "__main__":
+    main()

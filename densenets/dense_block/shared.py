@@ -1,0 +1,276 @@
+"""The dense block with one shared buffer of features: exact, in memory linear in the depth.
+
+Let X be the buffer [C, M] of all features (C = c0 + L*k channels, M pixels), and x = X[:c] what layer l reads. With the first
+batch norm as a scale and a shift for each channel, a layer is
+
+    a = relu(s*x + t)            s = gamma/sqrt(var + eps),  t = beta - mean*s
+    z = W1'a                     the 1x1 convolution, [M, 4k]
+    y = relu(s2*z + t2)          the second batch norm, with statistics of z
+    X[c:c+k] = W2 * y            the 3x3 convolution
+
+**Shared statistics.** mean and var of a channel do not depend on who reads it: they are computed once, when it is made.
+
+**The forward pass keeps** X, which is also the block's output, mean and var, and the statistics of each z. Nothing else.
+
+**The backward pass** walks the layers in reverse with one buffer of gradients dX. Layer l takes the gradient of its new
+features, g = dX[c:c+k], recomputes a, z and y (not the 3x3 convolution), and adds to dX[:c]:
+
+    dy, dW2 = the convolution's gradients for g
+    dz      = s2 * (dp2 - mean(dp2) - zhat*mean(dp2*zhat)),    dp2 = dy where y > 0,  zhat = (z - mean2)/sqrt(var2 + eps)
+    dW1     = a dz
+    dp      = W1 dz where a > 0,     dX[:c] += s*dp
+    dbeta   = sum dp,                dgamma = sum dp*(x - mean) / sqrt(var + eps)
+
+**Deferred statistics gradient.** mean and var have gradients too, as vectors of length C, to which every reader adds:
+
+    dmean[:c] -= s*dbeta,            dvar[:c] -= s*dgamma / (2*sqrt(var + eps))
+
+They reach the pixels once for each channel, when its own turn as a new feature comes: g += dmean/M + dvar*2(x - mean)/M. So the
+big buffer is touched once for each layer.
+
+The batch may be taken in chunks: with the statistics known, everything c channels wide is computed for a part of the batch at
+a time. A frozen batch norm has its moving averages for mean and var, and no gradient goes through them.
+"""
+
+import tensorflow as tf
+
+from densenets import backend
+from densenets.dense_block import features as features_module
+from densenets.dense_block.features import CHUNKS, Features, Grid, Norm, Sums, moments, relu_affine
+
+CHUNKED_PIXELS = 1024  # an image this large is worth chunks: the first block's, on CIFAR as on ImageNet
+
+
+def shared(dense_layers, x, training):
+    """The features [N, H, W, c0 + L*k] of a block of L `dense_layers` on `x` [N, H, W, c0]; keeps no more than these.
+
+    The result carries `Features`, from which the layer behind the block computes without it.
+    """
+    layers, c = [], x.shape[-1]
+    for dense_layer in dense_layers:
+        layers.append(_Layer(dense_layer, c, x, training))
+        c += dense_layer.growth_rate
+    grid = Grid.of(x, 1 if backend.in_xla() or (x.shape[1] or 0) * (x.shape[2] or 0) < CHUNKED_PIXELS else CHUNKS)
+    features = _block(layers, x, grid)
+    for layer in layers:
+        layer.update_moving_averages(features)
+    images = [grid.images(tf.transpose(rows), i) for i, rows in enumerate(features.chunks)]
+    output = images[0] if len(images) == 1 else tf.concat(images, 0)
+    output.set_shape([*x.shape[:-1], c])
+    return features_module.attach(output, features)
+
+
+def _block(layers, x, grid):
+    """The block as one operation with the gradient that this file's head derives."""
+    with backend.stop_recording():
+        chunks, mean, variance = _forward(layers, x, grid)
+
+    def gradients(*upstream):
+        results = [*chunks, mean, variance]
+        upstream = [tf.zeros_like(y) if dy is None else dy for dy, y in zip(upstream, results, strict=True)]
+        return _backward(layers, grid, chunks, mean, variance, upstream)
+
+    sources = [x, *(weight for layer in layers for weight in layer.weights)]
+    *attached, mean_out, variance_out = backend.attach_gradient([*chunks, mean, variance], sources, gradients)
+    return Features(attached, mean_out, variance_out, grid)
+
+
+def _forward(layers, x, grid):
+    """The buffer by chunk, [C, pixels] each, and the statistics [C] of its channels."""
+    total = layers[-1].c + layers[-1].k
+    first = [grid.rows(part) for part in grid.split(x)]
+    mean, variance = moments(first, 1, grid.count)
+    buffers = [backend.Buffer.holding(rows, total) for rows in first]
+    for layer in layers:
+        new = layer.forward([buffer.rows for buffer in buffers], mean, variance, grid)
+        last = None
+        for buffer, rows in zip(buffers, new, strict=True):
+            last = buffer.append(rows, after=last)
+        new_mean, new_variance = moments(new, 1, grid.count)
+        mean, variance = tf.concat([mean, new_mean], 0), tf.concat([variance, new_variance], 0)
+    return [buffer.rows for buffer in buffers], mean, variance
+
+
+def _backward(layers, grid, chunks, mean, variance, upstream):
+    """The gradients of the block's input [N, H, W, c0] and of the layers' weights."""
+    *dchunks, dmean, dvariance = upstream
+    buffers = [backend.Buffer(d, layers[-1].c + layers[-1].k) for d in dchunks]
+    statistics = Statistics(mean, variance, dmean, dvariance, tf.cast(grid.count, mean.dtype))
+    weight_gradients = []
+    for layer in reversed(layers):
+        weight_gradients = [*layer.backward(chunks, buffers, statistics, grid), *weight_gradients]
+    dx = [statistics.complete(x, buffer.rows, 0, layers[0].c) for x, buffer in zip(chunks, buffers, strict=True)]
+    return [tf.concat([grid.images(tf.transpose(d), i) for i, d in enumerate(dx)], 0), *weight_gradients]
+
+
+class Statistics:
+    """The shared statistics of all channels, [C], and their gradients, to which every reader adds (see the file's head)."""
+
+    def __init__(self, mean, variance, dmean, dvariance, count):
+        self.mean, self.variance, self.count = mean, variance, count
+        self.dmean, self.dvariance = dmean, dvariance
+
+    def complete(self, x, dx, start, stop):
+        """The gradient of the channels from `start` to `stop`: their rows of dX, and what their statistics add."""
+        rows = slice(start, stop)
+        centred = backend.widened(backend.after(x, dx)[rows]) - self.mean[rows, None]
+        through = (self.dmean[rows, None] + 2 * self.dvariance[rows, None] * centred) / self.count
+        return tf.cast(backend.widened(dx[rows]) + through, x.dtype)
+
+    def read_by(self, norm, dgamma, dbeta):
+        """Adds what a batch norm of the first channels passes on, given the gradients of its gamma and beta."""
+        c = dgamma.shape[0]
+        self.dmean, self.dvariance = self.dmean[:c], self.dvariance[:c]
+        if norm.by_batch:
+            s, _, _, rstd = norm.affine(self.mean[:c], self.variance[:c])
+            self.dmean, self.dvariance = self.dmean - s * dbeta, self.dvariance - s * dgamma * rstd / 2
+
+
+class _Layer:
+    """Layer l of a block: the equations at the head of this file, forwards and backwards."""
+
+    def __init__(self, dense_layer, c, x, training):
+        self.c, self.k, self.bottleneck = c, dense_layer.growth_rate, dense_layer.bottleneck
+        self.norms = [Norm(norm, training) for norm in dense_layer.norms]
+        self.kernels = [tf.cast(tf.convert_to_tensor(conv.kernel), x.dtype) for conv in dense_layer.convs]
+        self.weights = [
+            weight for norm, kernel in zip(self.norms, self.kernels, strict=True) for weight in (norm.gamma, norm.beta, kernel)
+        ]
+        self.rate = dense_layer.dropout_rate
+        # A seed for each dropout: the masks are drawn again in the backward pass.
+        self.seeds = [dropout.seed_generator.next() for dropout in dense_layer.dropouts] if training else []
+
+    def update_moving_averages(self, features):
+        self.norms[0].update(features.mean[: self.c], features.variance[: self.c])
+        if self.bottleneck:
+            self.norms[1].update(*self.narrow_statistics)
+
+    # --- What both passes compute ---
+
+    def read(self, x, s, t):
+        """a = relu(s*x + t), [c, pixels]."""
+        return relu_affine(x[: self.c], s, t)
+
+    def narrow(self, a, mask):
+        """z = W1'a, dropped, [pixels, 4k]."""
+        return _drop(tf.matmul(a, self.kernels[0][0, 0], transpose_a=True), mask)
+
+    def widen(self, z, s, t):
+        """y = relu(s2*z + t2), [pixels, 4k]."""
+        return tf.cast(tf.nn.relu(backend.widened(z) * s + t), z.dtype)
+
+    def masks(self, which, grid):
+        """The dropout mask of a convolution's output, [pixels, width], for each chunk; `None`s without dropout."""
+        if not self.seeds:
+            return [None] * len(grid.batches)
+        kernel = self.kernels[which]
+        ones = tf.ones([sum(grid.batches), grid.height, grid.width, kernel.shape[-1]], kernel.dtype)
+        mask = tf.nn.experimental.stateless_dropout(ones, self.rate, seed=tf.cast(self.seeds[which], tf.int32))
+        return [tf.reshape(part, [-1, kernel.shape[-1]]) for part in grid.split(mask)]
+
+    # --- Forward ---
+
+    def forward(self, chunks, mean, variance, grid):
+        """The new features, [k, pixels] for each chunk."""
+        s, t, _, _ = self.norms[0].affine(mean, variance)
+        masks, outputs, last = self.masks(0, grid), [], None
+        for i, x in enumerate(chunks):
+            a = self.read(backend.after(x, last), s, t)
+            last = self.narrow(a, masks[i]) if self.bottleneck else self._convolve(tf.transpose(a), masks[i], grid, i)
+            outputs.append(last)
+        if not self.bottleneck:
+            return outputs
+        self.narrow_statistics = moments(outputs, 0, grid.count)
+        s, t, _, _ = self.norms[1].affine(*self.narrow_statistics)
+        masks, new, last = self.masks(1, grid), [], None
+        for i, z in enumerate(outputs):
+            last = self._convolve(self.widen(backend.after(z, last), s, t), masks[i], grid, i)
+            new.append(last)
+        return new
+
+    def _convolve(self, y, mask, grid, i):
+        """W2 * y, dropped, as rows [k, pixels]."""
+        images = tf.nn.conv2d(grid.images(y, i), self.kernels[-1], 1, "SAME")
+        return tf.transpose(_drop(tf.reshape(images, [-1, self.k]), mask))
+
+    # --- Backward ---
+
+    def backward(self, chunks, buffers, statistics, grid):
+        """The gradients of `weights`. Takes the new features' rows off the gradient buffers and adds to the others."""
+        affine = self.norms[0].affine(statistics.mean[: self.c], statistics.variance[: self.c])
+        backward = self._backward_bottleneck if self.bottleneck else self._backward_plain
+        first_norm, others = backward(chunks, buffers, statistics, affine, grid)
+        dgamma, dbeta = first_norm
+        statistics.read_by(self.norms[0], dgamma, dbeta)
+        return [dgamma, dbeta, *others]
+
+    def _backward_plain(self, chunks, buffers, statistics, affine, grid):
+        masks, sums, last = self.masks(0, grid), Sums(), None
+        for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
+            g = self._new_gradient(backend.after(x, buffer.rows, last), buffer.rows, statistics, masks[i], grid, i)
+            x = backend.after(x, g)
+            a = self.read(x, affine[0], backend.after_in_xla(affine[1], g))
+            dkernel, dy = self._convolution_gradients(tf.transpose(a), g, grid, i)
+            dgamma, last = self._into_features(x, a, tf.transpose(dy), affine, buffer)
+            sums.add(dgamma, last, dkernel)
+        dgamma, dbeta, dkernel = sums.total
+        return (dgamma, dbeta), [dkernel]
+
+    def _backward_bottleneck(self, chunks, buffers, statistics, affine, grid):
+        # From the new features to the second batch norm, for the whole batch, since its statistics are the batch's ...
+        s2, t2, mean2, rstd2 = self.norms[1].affine(*self.narrow_statistics)
+        masks, masks2 = self.masks(0, grid), self.masks(1, grid)
+        zs, dps, sums, last = [], [], Sums(), None
+        for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
+            g = self._new_gradient(backend.after(x, buffer.rows, last), buffer.rows, statistics, masks2[i], grid, i)
+            a = self.read(backend.after(x, g), affine[0], backend.after_in_xla(affine[1], g))
+            z = self.narrow(a, masks[i])
+            y = self.widen(z, s2, t2)
+            dkernel2, dy = self._convolution_gradients(y, g, grid, i)
+            last = tf.raw_ops.ReluGrad(gradients=dy, features=y)
+            wide = backend.widened(last)
+            sums.add(tf.reduce_sum(wide * (backend.widened(z) - mean2), 0) * rstd2, tf.reduce_sum(wide, 0), dkernel2)
+            zs.append(z)
+            dps.append(last)
+        dgamma2, dbeta2, dkernel2 = sums.total
+        # ... and on to the features.
+        sums, last = Sums(), None
+        for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
+            dz = backend.widened(backend.after(dps[i], dgamma2, dbeta2, last))
+            if self.norms[1].by_batch:
+                dz -= (dbeta2 + (backend.widened(zs[i]) - mean2) * rstd2 * dgamma2) / statistics.count
+            dz = _drop(tf.cast(s2 * dz, x.dtype), masks[i])
+            x = backend.after(x, dz)
+            a = self.read(x, affine[0], backend.after_in_xla(affine[1], dz))
+            dkernel = tf.matmul(a, dz)
+            da = tf.matmul(self.kernels[0][0, 0], dz, transpose_b=True)
+            dgamma, last = self._into_features(x, a, da, affine, buffer)
+            sums.add(dgamma, last, dkernel)
+        dgamma, dbeta, dkernel = sums.total
+        return (dgamma, dbeta), [dkernel[None, None], dgamma2, dbeta2, dkernel2]
+
+    def _new_gradient(self, x, dx, statistics, mask, grid, i):
+        """g of the new features, before their dropout, as images."""
+        g = tf.transpose(statistics.complete(x, dx, self.c, self.c + self.k))
+        return grid.images(_drop(g, mask), i)
+
+    def _convolution_gradients(self, y, g, grid, i):
+        """The gradients of the 3x3 kernel and of y [pixels, width]."""
+        images, kernel = grid.images(y, i), self.kernels[-1]
+        conv = {"out_backprop": g, "strides": [1, 1, 1, 1], "padding": "SAME"}
+        dkernel = tf.raw_ops.Conv2DBackpropFilter(input=images, filter_sizes=kernel.shape, **conv)
+        dy = tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(images), filter=kernel, **conv)
+        return dkernel, tf.reshape(dy, [-1, kernel.shape[2]])
+
+    def _into_features(self, x, a, da, affine, buffer):
+        """Takes the gradient of a on to dX[:c]; returns its sums, the gradients of the first norm's gamma and beta."""
+        s, _, mean, rstd = affine
+        dp = backend.widened(tf.raw_ops.ReluGrad(gradients=da, features=a))
+        dbeta = tf.reduce_sum(dp, 1)
+        dgamma = tf.reduce_sum(dp * (backend.widened(x[: self.c]) - mean[:, None]), 1) * rstd
+        buffer.add_to_first(tf.cast(dp * s[:, None], x.dtype), after=dgamma)
+        return dgamma, dbeta
+
+
+def _drop(x, mask):
+    return x if mask is None else x * mask

@@ -1,0 +1,118 @@
+"""`Stem`: what stands before the first dense block on large images, without keeping its three large tensors."""
+
+import keras
+import tensorflow as tf
+
+from densenets import backend
+from densenets.dense_block import he_fan_out
+from densenets.dense_block.features import CHUNKS, Grid, Norm, Sums, moments
+
+CONVOLUTION = {"strides": [1, 2, 2, 1], "padding": "VALID"}
+MARGIN = [[0, 0], [3, 3], [3, 3], [0, 0]]  # of zeros around the image
+POOLING = {"ksize": [1, 3, 3, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
+BORDER = [[0, 0], [1, 1], [1, 1], [0, 0]]  # of zeros, which a ReLU makes as good as none, before the pooling
+
+
+@keras.saving.register_keras_serializable("densenets")
+class Stem(keras.Layer):
+    """7x7 convolution, BN, ReLU and 3x3 max pooling, stride 4 together (arXiv:1608.06993, table 1).
+
+    Its convolution is a few percent of a network's work, and its results are the largest tensors of all: with
+    `memory="shared"` they are computed again from the image in the backward pass. Otherwise automatic differentiation keeps them.
+
+    Args:
+        filters: the number of features.
+        memory: as for `densenets.layers.DenseBlock`.
+        epsilon, momentum: of the batch norm; the defaults are the paper's.
+    """
+
+    def __init__(self, filters, *, memory="shared", epsilon=1e-5, momentum=0.9, **kwargs):
+        super().__init__(**kwargs)
+        self.filters = filters
+        self.memory = memory
+        self.epsilon = epsilon
+        self.momentum = momentum
+        common = {"dtype": self.dtype_policy}
+        self.conv = keras.layers.Conv2D(
+            filters, 7, strides=2, use_bias=False, kernel_initializer=he_fan_out(), name="conv", **common
+        )
+        self.norm = keras.layers.BatchNormalization(epsilon=epsilon, momentum=momentum, name="bn", **common)
+
+    def build(self, input_shape):
+        self.conv.build(input_shape)
+        self.norm.build((*input_shape[:-1], self.filters))
+
+    def call(self, x, training=False):
+        if self.memory == "shared":
+            return _shared_stem(self.conv, Norm(self.norm, training), x)
+        x = self.conv(keras.ops.pad(x, MARGIN))
+        x = keras.ops.relu(self.norm(x, training=training))
+        return keras.ops.max_pool(keras.ops.pad(x, BORDER), 3, 2)
+
+    def compute_output_shape(self, input_shape):
+        n, *sizes, _ = input_shape
+        return (n, *(size and (size + 3) // 4 for size in sizes), self.filters)
+
+    def get_config(self):
+        return super().get_config() | {
+            "filters": self.filters,
+            "memory": self.memory,
+            "epsilon": self.epsilon,
+            "momentum": self.momentum,
+        }
+
+
+def _shared_stem(conv, norm, images):
+    """z = W*x, y = maxpool(relu(s*z + t)), of which only the image x and the statistics of z are kept."""
+    kernel = tf.cast(tf.convert_to_tensor(conv.kernel), images.dtype)
+    grid = Grid.of(images, 1 if backend.in_xla() else CHUNKS)
+    parts = grid.split(tf.pad(images, MARGIN))
+
+    def convolve(x):
+        return tf.raw_ops.Conv2D(input=x, filter=kernel, **CONVOLUTION)
+
+    def pool(z, s, t):
+        a = tf.pad(tf.cast(tf.nn.relu(backend.widened(z) * s + t), z.dtype), BORDER)
+        return a, tf.raw_ops.MaxPool(input=a, **POOLING)
+
+    with backend.stop_recording():
+        zs, outputs, last = [], [], None
+        for x in parts:
+            last = convolve(backend.after(x, last))
+            zs.append(last)
+        rows = [tf.reshape(z, [-1, z.shape[-1]]) for z in zs]
+        count = sum(tf.shape(z)[0] for z in rows)
+        mean, variance = moments(rows, 0, count)
+        s, t, mean, rstd = norm.affine(mean, variance)
+        for z in zs:
+            _, last = pool(backend.after(z, last), s, t)
+            outputs.append(last)
+        norm.update(mean, variance)
+
+    def gradients(upstream):
+        zs, dps, sums, last = [], [], Sums(), None
+        for x, dy in zip(parts, grid.split(upstream), strict=True):
+            z = convolve(backend.after(x, dy, last))
+            a, y = pool(z, s, backend.after_in_xla(t, dy))
+            da = tf.raw_ops.MaxPoolGrad(orig_input=a, orig_output=y, grad=dy, **POOLING)
+            last = tf.raw_ops.ReluGrad(gradients=da, features=a)[:, 1:-1, 1:-1]
+            wide = backend.widened(last)
+            dgamma = tf.reduce_sum(wide * (backend.widened(z) - mean), [0, 1, 2]) * rstd
+            sums.add(dgamma, tf.reduce_sum(wide, [0, 1, 2]))
+            zs.append(z)
+            dps.append(last)
+        dgamma, dbeta = sums.total
+        dxs, sums, last = [], Sums(), None
+        for x, z, dp in zip(parts, zs, dps, strict=True):
+            dz = backend.widened(backend.after(dp, dgamma, dbeta, last))
+            if norm.by_batch:
+                dz -= (dbeta + (backend.widened(z) - mean) * rstd * dgamma) / tf.cast(count, dz.dtype)
+            dz = tf.cast(s * dz, z.dtype)
+            last = tf.raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=kernel.shape, out_backprop=dz, **CONVOLUTION)
+            dxs.append(tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(x), filter=kernel, out_backprop=dz, **CONVOLUTION))
+            sums.add(last)
+        return [tf.concat(dxs, 0)[:, 3:-3, 3:-3], *sums.total, dgamma, dbeta]
+
+    sources = [images, kernel, norm.gamma, norm.beta]
+    [output] = backend.attach_gradient([tf.concat(outputs, 0)], sources, gradients)
+    return output
