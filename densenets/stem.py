@@ -5,20 +5,20 @@ import tensorflow as tf
 
 from densenets import backend
 from densenets.dense_block import he_fan_out
-from densenets.dense_block.features import CHUNKS, Grid, Norm, Sums, moments
+from densenets.dense_block.features import CHUNKS, Grid, Norm, Sums
 
 CONVOLUTION = {"strides": [1, 2, 2, 1], "padding": "VALID"}
 MARGIN = [[0, 0], [3, 3], [3, 3], [0, 0]]  # of zeros around the image
 POOLING = {"ksize": [1, 3, 3, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
-BORDER = [[0, 0], [1, 1], [1, 1], [0, 0]]  # of zeros, which a ReLU makes as good as none, before the pooling
+BORDER = [[0, 0], [1, 1], [1, 1], [0, 0]]  # before the pooling; a ReLU makes zeros as good as none
 
 
 @keras.saving.register_keras_serializable("densenets")
 class Stem(keras.Layer):
     """7x7 convolution, BN, ReLU and 3x3 max pooling, stride 4 together (arXiv:1608.06993, table 1).
 
-    Its convolution is a few percent of a network's work, and its results are the largest tensors of all: with
-    `memory="shared"` they are computed again from the image in the backward pass. Otherwise automatic differentiation keeps them.
+    Its convolution is a few percent of a network's work, and its results are the largest tensors of all. With
+    `memory="shared"` they are computed again from the image in the backward pass; else automatic differentiation keeps them.
 
     Args:
         filters: the number of features.
@@ -65,14 +65,18 @@ class Stem(keras.Layer):
 def _shared_stem(conv, norm, images):
     """z = W*x, y = maxpool(relu(s*z + t)), of which only the image x and the statistics of z are kept."""
     kernel = tf.cast(tf.convert_to_tensor(conv.kernel), images.dtype)
+    filters = kernel.shape[-1]
     grid = Grid.of(images, 1 if backend.in_xla() else CHUNKS)
+    half = grid.halved()  # of z
     parts = grid.split(tf.pad(images, MARGIN))
 
     def convolve(x):
-        return tf.raw_ops.Conv2D(input=x, filter=kernel, **CONVOLUTION)
+        """z as [pixels, filters]."""
+        return tf.reshape(tf.raw_ops.Conv2D(input=x, filter=kernel, **CONVOLUTION), [-1, filters])
 
-    def pool(z, s, t):
-        a = tf.pad(tf.cast(tf.nn.relu(backend.widened(z) * s + t), z.dtype), BORDER)
+    def pool(z, s, t, i):
+        a = tf.cast(tf.nn.relu(backend.widened(z) * s + t), z.dtype)
+        a = tf.pad(half.images(a, i), BORDER)
         return a, tf.raw_ops.MaxPool(input=a, **POOLING)
 
     with backend.stop_recording():
@@ -80,39 +84,37 @@ def _shared_stem(conv, norm, images):
         for x in parts:
             last = convolve(backend.after(x, last))
             zs.append(last)
-        rows = [tf.reshape(z, [-1, z.shape[-1]]) for z in zs]
-        count = sum(tf.shape(z)[0] for z in rows)
-        mean, variance = moments(rows, 0, count)
+        mean, variance = half.moments(zs, 0)
         s, t, mean, rstd = norm.affine(mean, variance)
-        for z in zs:
-            _, last = pool(backend.after(z, last), s, t)
+        for i, z in enumerate(zs):
+            _, last = pool(backend.after(z, last), s, t, i)
             outputs.append(last)
         norm.update(mean, variance)
 
     def gradients(upstream):
         zs, dps, sums, last = [], [], Sums(), None
-        for x, dy in zip(parts, grid.split(upstream), strict=True):
+        for i, (x, dy) in enumerate(zip(parts, grid.split_gradient(upstream), strict=True)):
             z = convolve(backend.after(x, dy, last))
-            a, y = pool(z, s, backend.after_in_xla(t, dy))
+            a, y = pool(z, s, backend.after_in_xla(t, dy), i)
             da = tf.raw_ops.MaxPoolGrad(orig_input=a, orig_output=y, grad=dy, **POOLING)
-            last = tf.raw_ops.ReluGrad(gradients=da, features=a)[:, 1:-1, 1:-1]
+            last = tf.reshape(tf.raw_ops.ReluGrad(gradients=da, features=a)[:, 1:-1, 1:-1], [-1, filters])
             wide = backend.widened(last)
-            dgamma = tf.reduce_sum(wide * (backend.widened(z) - mean), [0, 1, 2]) * rstd
-            sums.add(dgamma, tf.reduce_sum(wide, [0, 1, 2]))
+            sums.add(tf.reduce_sum(wide * (backend.widened(z) - mean), 0) * rstd, tf.reduce_sum(wide, 0))
             zs.append(z)
             dps.append(last)
         dgamma, dbeta = sums.total
         dxs, sums, last = [], Sums(), None
-        for x, z, dp in zip(parts, zs, dps, strict=True):
+        for i, (x, z, dp) in enumerate(zip(parts, zs, dps, strict=True)):
             dz = backend.widened(backend.after(dp, dgamma, dbeta, last))
             if norm.by_batch:
-                dz -= (dbeta + (backend.widened(z) - mean) * rstd * dgamma) / tf.cast(count, dz.dtype)
-            dz = tf.cast(s * dz, z.dtype)
+                share = half.weight(i, dz.dtype) / tf.cast(half.count, dz.dtype)
+                dz -= dbeta * share + (backend.widened(z) - mean) * (rstd * dgamma * share)
+            dz = half.images(tf.cast(s * dz, z.dtype), i)
             last = tf.raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=kernel.shape, out_backprop=dz, **CONVOLUTION)
             dxs.append(tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(x), filter=kernel, out_backprop=dz, **CONVOLUTION))
             sums.add(last)
-        return [tf.concat(dxs, 0)[:, 3:-3, 3:-3], *sums.total, dgamma, dbeta]
+        return [grid.join(dxs)[:, 3:-3, 3:-3], *sums.total, dgamma, dbeta]
 
     sources = [images, kernel, norm.gamma, norm.beta]
-    [output] = backend.attach_gradient([tf.concat(outputs, 0)], sources, gradients)
+    [output] = backend.attach_gradient([grid.join(outputs)], sources, gradients)
     return output

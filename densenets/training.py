@@ -41,8 +41,8 @@ def default_config():
     config.model = ml_collections.ConfigDict(
         {"depth": 100, "growth_rate": 12, "bottleneck": True, "compression": 0.5, "dropout_rate": 0.0}
     )
-    config.memory = "checkpoint"  # the strategy, where there is nothing to compare
-    config.compare = ("naive", "checkpoint")  # strategies to hold against the first of them; () to train with one
+    config.memory = "shared"  # the strategy, where there is nothing to compare
+    config.compare = ("naive", "checkpoint", "shared")  # strategies to hold against the first of them; () to train with one
     config.accuracy_margin = 0.02  # the difference in test accuracy that still counts as equal, beside sampling error
 
     # Recipe

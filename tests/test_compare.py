@@ -15,6 +15,7 @@ def config():
     config.augment = False
     config.model.depth = 10
     config.model.growth_rate = 4
+    config.compare = ("naive", "checkpoint")
     config.epochs = 2
     config.steps_per_epoch = 3
     config.batch_size = 32
@@ -55,10 +56,13 @@ def test_report_holds_runs_parity_and_environment(config, tmp_path, mode):
 
 def test_strategies_start_alike_and_see_the_same_batches(config, tmp_path):
     config.precision = "float64"
+    config.compare = ("naive", "checkpoint", "shared")
     config.model.dropout_rate = 0.2
-    naive, checkpoint = compare.run(config, tmp_path)["runs"]
+    naive, *others = compare.run(config, tmp_path)["runs"]
     # In float64 rounding has not grown to anything after six steps: the losses agree unless weights, batches or masks differ.
-    assert checkpoint["history"]["loss"] == pytest.approx(naive["history"]["loss"], rel=1e-8)
+    assert [run["memory"] for run in others] == ["checkpoint", "shared"]
+    for run in others:
+        assert run["history"]["loss"] == pytest.approx(naive["history"]["loss"], rel=1e-8)
 
 
 def wrong_gradient(dense_layers, x, training):

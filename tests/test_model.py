@@ -1,3 +1,5 @@
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -41,6 +43,24 @@ def test_strategies_agree_on_any_batch_and_unknown_sizes(batch, dropout_rate, fl
     arguments = {"stem": "imagenet", "input_shape": (160, 160, 3), "dropout_rate": dropout_rate, "batch": batch}
     naive = step_with("naive", "graph", **arguments)
     assert relative_error(step_with("shared", "graph", **arguments), naive) < 1e-11
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])  # TensorFlow's kernels differ on chunks without images
+def test_a_batch_of_any_size_fits_one_trace(dtype):
+    keras.config.set_floatx(dtype)
+    keras.config.set_dtype_policy(dtype)
+    models = [densenets.DenseNet((1, 1), 4, input_shape=(160, 160, 3), classes=3, memory=m) for m in ("shared", "naive")]
+    models[1].set_weights(models[0].get_weights())
+    shared, naive = (
+        tf.function(
+            functools.partial(training_step, model, mode="eager"), input_signature=[tf.TensorSpec([None, 160, 160, 3], dtype)]
+        )
+        for model in models
+    )
+    for batch in (5, 1, 3):
+        x = images(batch, 160, dtype=dtype)
+        assert relative_error(shared(x), naive(x)) < {"float64": 1e-11, "float32": 1e-3}[dtype]
+    assert relative_error(models[0].get_weights(), models[1].get_weights()) < 1e-4
 
 
 @pytest.mark.parametrize("memory", ["checkpoint", "shared"])

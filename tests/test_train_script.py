@@ -23,6 +23,7 @@ def test_quickstart_prints_the_table_and_writes_the_report(tmp_path):
     done = train("--config=configs/quickstart.py", f"--workdir={tmp_path}", *FAST)
     assert done.returncode == 0, done.stderr
     assert "| checkpoint | 0    | graph |" in done.stdout
+    assert "| shared     | 0    | graph |" in done.stdout
     assert "Gradients: passed" in done.stdout
     assert json.loads((tmp_path / "report.json").read_text())["parity"]["passed"] is True
 

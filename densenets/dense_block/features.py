@@ -6,7 +6,6 @@ matrix of its own.
 """
 
 import dataclasses
-import itertools
 
 import tensorflow as tf
 
@@ -33,33 +32,68 @@ class Features:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """How pixels lie in a matrix: images of `height` x `width`, one after another, in chunks of `batches` images each.
+    """How pixels lie in a matrix: images of `height` x `width`, one after another, in chunks of the batch.
 
-    The sizes are numbers where they are known, else scalar tensors.
+    Sizes are numbers where they are known, else scalar tensors. A batch of unknown size may have fewer images than chunks, and
+    TensorFlow's convolutions fail on none. So no chunk is empty: one without an image of its own takes another's, with the
+    weight 0 in every sum and in every gradient.
+
+    Attributes:
+        batches: the number of images in each chunk, at least 1.
+        starts: where in the batch each begins.
+        own: how many images of each are its own; all, but for a chunk of weight 0.
+        weights: 1.0 or 0.0 for each; plain numbers where the batch's size is known.
     """
 
     batches: list
+    starts: list
+    own: list
+    weights: list
     height: int | tf.Tensor
     width: int | tf.Tensor
 
     @classmethod
     def of(cls, images, num_chunks):
-        """The grid of `images` [N, H, W, c] in `num_chunks` chunks, equal as far as N goes."""
+        """The grid of `images` [N, H, W, c] in `num_chunks` chunks at most, equal as far as N goes."""
         n, height, width, _ = _sizes(images)
-        ends = [n * i // num_chunks for i in range(num_chunks + 1)]
-        return cls([end - start for start, end in itertools.pairwise(ends)], height, width)
+        if isinstance(n, int):
+            num_chunks = max(1, min(n, num_chunks))
+        starts = [n * i // num_chunks for i in range(num_chunks)]
+        own = [stop - start for start, stop in zip(starts, [*starts[1:], n], strict=True)]
+        if isinstance(n, int) or num_chunks == 1:
+            return cls(own, starts, own, [1.0] * num_chunks, height, width)
+        starts = [tf.minimum(start, n - 1) for start in starts]
+        weights = [tf.cast(size > 0, tf.float32) for size in own]
+        return cls([tf.maximum(size, 1) for size in own], starts, own, weights, height, width)
+
+    def halved(self):
+        """The grid of images half as high and wide, rounded up."""
+        return dataclasses.replace(self, height=(self.height + 1) // 2, width=(self.width + 1) // 2)
 
     @property
     def count(self):
         """The number of pixels in the whole batch, as a scalar."""
-        return sum(self.batches) * self.height * self.width
+        return sum(self.own) * self.height * self.width
+
+    def weight(self, i, dtype):
+        """The weight of chunk i as a scalar."""
+        return tf.cast(self.weights[i], dtype)
 
     def split(self, images):
         """`images` [N, ...] by chunk."""
         if len(self.batches) == 1:
             return [images]
-        starts = [sum(self.batches[:i]) for i in range(len(self.batches))]
-        return [images[start : start + n] for start, n in zip(starts, self.batches, strict=True)]
+        return [images[start : start + size] for start, size in zip(self.starts, self.batches, strict=True)]
+
+    def split_gradient(self, images):
+        """The gradient of what `join` returns, by chunk."""
+        if all(isinstance(weight, float) for weight in self.weights):
+            return self.split(images)
+        return [part * self.weight(i, part.dtype) for i, part in enumerate(self.split(images))]
+
+    def join(self, parts):
+        """Chunks of images [n, ...] as one batch [N, ...]."""
+        return parts[0] if len(parts) == 1 else tf.concat([p[:n] for p, n in zip(parts, self.own, strict=True)], 0)
 
     def rows(self, images):
         """[n, H, W, c] -> [c, pixels]."""
@@ -69,9 +103,17 @@ class Grid:
         """[pixels, c] -> [n, H, W, c], of one chunk."""
         return tf.reshape(matrix, [self.batches[chunk], self.height, self.width, matrix.shape[-1]])
 
-    def planes(self, rows, chunk):
-        """[c, pixels] -> [c, n, H, W], of one chunk."""
-        return tf.reshape(rows, [rows.shape[0], self.batches[chunk], self.height, self.width])
+    def moments(self, matrices, axis):
+        """Mean and variance along the pixels (`axis`) of the chunks' matrices, in at least float32."""
+        matrices = [backend.widened(m) for m in matrices]
+        count = tf.cast(self.count, matrices[0].dtype)
+        mean = self._weighted([tf.reduce_sum(m, axis) for m in matrices]) / count
+        centre = mean[:, None] if axis == 1 else mean
+        squares = [tf.reduce_sum(tf.math.squared_difference(m, centre), axis) for m in matrices]
+        return mean, self._weighted(squares) / count
+
+    def _weighted(self, sums):
+        return tf.add_n([total * self.weight(i, total.dtype) for i, total in enumerate(sums)])
 
 
 def _sizes(images):
@@ -82,15 +124,6 @@ def _sizes(images):
 def relu_affine(rows, s, t):
     """relu(s*x + t) of rows [c, pixels], in their dtype."""
     return tf.cast(tf.nn.relu(backend.widened(rows) * s[:, None] + t[:, None]), rows.dtype)
-
-
-def moments(matrices, axis, count):
-    """Mean and variance along the pixels (`axis`) of matrices that are chunks of one, in at least float32."""
-    matrices = [backend.widened(m) for m in matrices]
-    count = tf.cast(count, matrices[0].dtype)
-    mean = tf.add_n([tf.reduce_sum(m, axis) for m in matrices]) / count
-    centre = mean[:, None] if axis == 1 else mean
-    return mean, tf.add_n([tf.reduce_sum(tf.math.squared_difference(m, centre), axis) for m in matrices]) / count
 
 
 class Norm:
@@ -131,10 +164,10 @@ class Sums:
 
 
 def consume(fn, features, norm, *weights):
-    """`fn(rows, s, t, *weights, i)` for each chunk i, concatenated: what the layer behind a block makes of its features.
+    """`fn(rows, s, t, *weights, i)` of each chunk i, concatenated: what the layer behind a block makes of its features.
 
-    s and t are the scale and the shift of that layer's batch norm; `fn` returns [n, ...] for the n images of the chunk. Only the
-    features are kept for the backward pass, in which `fn` runs again, chunk by chunk.
+    s and t are the scale and the shift of that layer's batch norm; `fn` returns [n, ...] for the n images of the chunk.
+    Only the features are kept for the backward pass, in which `fn` runs again, chunk by chunk.
     """
     mean, variance = features.mean, features.variance
     with backend.stop_recording():
@@ -146,7 +179,7 @@ def consume(fn, features, norm, *weights):
 
     def gradients(upstream):
         drows, sums, last = [], Sums(), None
-        for i, (rows, dy) in enumerate(zip(features.chunks, features.grid.split(upstream), strict=True)):
+        for i, (rows, dy) in enumerate(zip(features.chunks, features.grid.split_gradient(upstream), strict=True)):
             with tf.GradientTape() as tape:
                 rows = tf.identity(backend.after(rows, dy, last))
                 vectors = (backend.after_in_xla(mean, dy), variance, norm.gamma, norm.beta, *weights)
@@ -160,7 +193,7 @@ def consume(fn, features, norm, *weights):
         return [*drows, *sums.total]
 
     sources = [*features.chunks, mean, variance, norm.gamma, norm.beta, *weights]
-    [output] = backend.attach_gradient([outputs[0] if len(outputs) == 1 else tf.concat(outputs, 0)], sources, gradients)
+    [output] = backend.attach_gradient([features.grid.join(outputs)], sources, gradients)
     norm.update(mean, variance)
     return output
 

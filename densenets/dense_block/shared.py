@@ -36,7 +36,7 @@ import tensorflow as tf
 
 from densenets import backend
 from densenets.dense_block import features as features_module
-from densenets.dense_block.features import CHUNKS, Features, Grid, Norm, Sums, moments, relu_affine
+from densenets.dense_block.features import CHUNKS, Features, Grid, Norm, Sums, relu_affine
 
 CHUNKED_PIXELS = 1024  # an image this large is worth chunks: the first block's, on CIFAR as on ImageNet
 
@@ -55,7 +55,7 @@ def shared(dense_layers, x, training):
     for layer in layers:
         layer.update_moving_averages(features)
     images = [grid.images(tf.transpose(rows), i) for i, rows in enumerate(features.chunks)]
-    output = images[0] if len(images) == 1 else tf.concat(images, 0)
+    output = grid.join(images)
     output.set_shape([*x.shape[:-1], c])
     return features_module.attach(output, features)
 
@@ -79,14 +79,14 @@ def _forward(layers, x, grid):
     """The buffer by chunk, [C, pixels] each, and the statistics [C] of its channels."""
     total = layers[-1].c + layers[-1].k
     first = [grid.rows(part) for part in grid.split(x)]
-    mean, variance = moments(first, 1, grid.count)
+    mean, variance = grid.moments(first, 1)
     buffers = [backend.Buffer.holding(rows, total) for rows in first]
     for layer in layers:
         new = layer.forward([buffer.rows for buffer in buffers], mean, variance, grid)
         last = None
         for buffer, rows in zip(buffers, new, strict=True):
             last = buffer.append(rows, after=last)
-        new_mean, new_variance = moments(new, 1, grid.count)
+        new_mean, new_variance = grid.moments(new, 1)
         mean, variance = tf.concat([mean, new_mean], 0), tf.concat([variance, new_variance], 0)
     return [buffer.rows for buffer in buffers], mean, variance
 
@@ -99,8 +99,11 @@ def _backward(layers, grid, chunks, mean, variance, upstream):
     weight_gradients = []
     for layer in reversed(layers):
         weight_gradients = [*layer.backward(chunks, buffers, statistics, grid), *weight_gradients]
-    dx = [statistics.complete(x, buffer.rows, 0, layers[0].c) for x, buffer in zip(chunks, buffers, strict=True)]
-    return [tf.concat([grid.images(tf.transpose(d), i) for i, d in enumerate(dx)], 0), *weight_gradients]
+    dx = []
+    for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
+        rows = statistics.complete(x, buffer.rows, 0, layers[0].c, grid.weight(i, mean.dtype))
+        dx.append(grid.images(tf.transpose(rows), i))
+    return [grid.join(dx), *weight_gradients]
 
 
 class Statistics:
@@ -110,11 +113,12 @@ class Statistics:
         self.mean, self.variance, self.count = mean, variance, count
         self.dmean, self.dvariance = dmean, dvariance
 
-    def complete(self, x, dx, start, stop):
-        """The gradient of the channels from `start` to `stop`: their rows of dX, and what their statistics add."""
+    def complete(self, x, dx, start, stop, weight):
+        """The gradient of the channels from `start` to `stop`: their rows of dX, and what their statistics add by `weight`."""
         rows = slice(start, stop)
+        dmean, dvariance = self.dmean * weight / self.count, self.dvariance * weight / self.count
         centred = backend.widened(backend.after(x, dx)[rows]) - self.mean[rows, None]
-        through = (self.dmean[rows, None] + 2 * self.dvariance[rows, None] * centred) / self.count
+        through = dmean[rows, None] + 2 * dvariance[rows, None] * centred
         return tf.cast(backend.widened(dx[rows]) + through, x.dtype)
 
     def read_by(self, norm, dgamma, dbeta):
@@ -164,7 +168,7 @@ class _Layer:
         if not self.seeds:
             return [None] * len(grid.batches)
         kernel = self.kernels[which]
-        ones = tf.ones([sum(grid.batches), grid.height, grid.width, kernel.shape[-1]], kernel.dtype)
+        ones = tf.ones([sum(grid.own), grid.height, grid.width, kernel.shape[-1]], kernel.dtype)
         mask = tf.nn.experimental.stateless_dropout(ones, self.rate, seed=tf.cast(self.seeds[which], tf.int32))
         return [tf.reshape(part, [-1, kernel.shape[-1]]) for part in grid.split(mask)]
 
@@ -180,7 +184,7 @@ class _Layer:
             outputs.append(last)
         if not self.bottleneck:
             return outputs
-        self.narrow_statistics = moments(outputs, 0, grid.count)
+        self.narrow_statistics = grid.moments(outputs, 0)
         s, t, _, _ = self.norms[1].affine(*self.narrow_statistics)
         masks, new, last = self.masks(1, grid), [], None
         for i, z in enumerate(outputs):
@@ -238,7 +242,8 @@ class _Layer:
         for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
             dz = backend.widened(backend.after(dps[i], dgamma2, dbeta2, last))
             if self.norms[1].by_batch:
-                dz -= (dbeta2 + (backend.widened(zs[i]) - mean2) * rstd2 * dgamma2) / statistics.count
+                share = grid.weight(i, dz.dtype) / statistics.count
+                dz -= dbeta2 * share + (backend.widened(zs[i]) - mean2) * (rstd2 * dgamma2 * share)
             dz = _drop(tf.cast(s2 * dz, x.dtype), masks[i])
             x = backend.after(x, dz)
             a = self.read(x, affine[0], backend.after_in_xla(affine[1], dz))
@@ -251,7 +256,7 @@ class _Layer:
 
     def _new_gradient(self, x, dx, statistics, mask, grid, i):
         """g of the new features, before their dropout, as images."""
-        g = tf.transpose(statistics.complete(x, dx, self.c, self.c + self.k))
+        g = tf.transpose(statistics.complete(x, dx, self.c, self.c + self.k, grid.weight(i, statistics.mean.dtype)))
         return grid.images(_drop(g, mask), i)
 
     def _convolution_gradients(self, y, g, grid, i):
