@@ -107,7 +107,7 @@ def _shared_stem(conv, norm, images):
         for i, (x, z, dp) in enumerate(zip(parts, zs, dps, strict=True)):
             dz = backend.widened(backend.after(dp, dgamma, dbeta, last))
             if norm.by_batch:
-                share = half.weight(i, dz.dtype) / tf.cast(half.count, dz.dtype)
+                share = half.shares(dz.dtype)[i]
                 dz -= dbeta * share + (backend.widened(z) - mean) * (rstd * dgamma * share)
             dz = half.images(tf.cast(s * dz, z.dtype), i)
             last = tf.raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=kernel.shape, out_backprop=dz, **CONVOLUTION)

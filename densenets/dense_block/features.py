@@ -75,9 +75,10 @@ class Grid:
         """The number of pixels in the whole batch, as a scalar."""
         return sum(self.own) * self.height * self.width
 
-    def weight(self, i, dtype):
-        """The weight of chunk i as a scalar."""
-        return tf.cast(self.weights[i], dtype)
+    def shares(self, dtype):
+        """For each chunk its weight over the number of all pixels, as a scalar."""
+        count = tf.cast(self.count, dtype)
+        return [1 / count if isinstance(w, float) else tf.cast(w, dtype) / count for w in self.weights]
 
     def split(self, images):
         """`images` [N, ...] by chunk."""
@@ -87,9 +88,7 @@ class Grid:
 
     def split_gradient(self, images):
         """The gradient of what `join` returns, by chunk."""
-        if all(isinstance(weight, float) for weight in self.weights):
-            return self.split(images)
-        return [part * self.weight(i, part.dtype) for i, part in enumerate(self.split(images))]
+        return self._weighted(self.split(images))
 
     def join(self, parts):
         """Chunks of images [n, ...] as one batch [N, ...]."""
@@ -107,13 +106,13 @@ class Grid:
         """Mean and variance along the pixels (`axis`) of the chunks' matrices, in at least float32."""
         matrices = [backend.widened(m) for m in matrices]
         count = tf.cast(self.count, matrices[0].dtype)
-        mean = self._weighted([tf.reduce_sum(m, axis) for m in matrices]) / count
-        centre = mean[:, None] if axis == 1 else mean
+        mean = tf.add_n(self._weighted([tf.reduce_sum(m, axis) for m in matrices])) / count
+        centre = column(mean) if axis == 1 else mean
         squares = [tf.reduce_sum(tf.math.squared_difference(m, centre), axis) for m in matrices]
-        return mean, self._weighted(squares) / count
+        return mean, tf.add_n(self._weighted(squares)) / count
 
-    def _weighted(self, sums):
-        return tf.add_n([total * self.weight(i, total.dtype) for i, total in enumerate(sums)])
+    def _weighted(self, parts):
+        return [p if isinstance(w, float) else p * tf.cast(w, p.dtype) for p, w in zip(parts, self.weights, strict=True)]
 
 
 def _sizes(images):
@@ -123,7 +122,17 @@ def _sizes(images):
 
 def relu_affine(rows, s, t):
     """relu(s*x + t) of rows [c, pixels], in their dtype."""
-    return tf.cast(tf.nn.relu(backend.widened(rows) * s[:, None] + t[:, None]), rows.dtype)
+    return tf.cast(tf.nn.relu(backend.widened(rows) * column(s) + column(t)), rows.dtype)
+
+
+def column(vector):
+    """[c] -> [c, 1]."""
+    return tf.expand_dims(vector, 1)
+
+
+def first(tensor, c):
+    """The first c rows, or entries. (All of them need no operation: a trace holds thousands of these.)"""
+    return tensor if tensor.shape[0] == c else tensor[:c]
 
 
 class Norm:

@@ -36,7 +36,7 @@ import tensorflow as tf
 
 from densenets import backend
 from densenets.dense_block import features as features_module
-from densenets.dense_block.features import CHUNKS, Features, Grid, Norm, Sums, relu_affine
+from densenets.dense_block.features import CHUNKS, Features, Grid, Norm, Sums, column, first, relu_affine
 
 CHUNKED_PIXELS = 1024  # an image this large is worth chunks: the first block's, on CIFAR as on ImageNet
 
@@ -78,9 +78,9 @@ def _block(layers, x, grid):
 def _forward(layers, x, grid):
     """The buffer by chunk, [C, pixels] each, and the statistics [C] of its channels."""
     total = layers[-1].c + layers[-1].k
-    first = [grid.rows(part) for part in grid.split(x)]
-    mean, variance = grid.moments(first, 1)
-    buffers = [backend.Buffer.holding(rows, total) for rows in first]
+    parts = [grid.rows(part) for part in grid.split(x)]
+    mean, variance = grid.moments(parts, 1)
+    buffers = [backend.Buffer.holding(rows, total) for rows in parts]
     for layer in layers:
         new = layer.forward([buffer.rows for buffer in buffers], mean, variance, grid)
         last = None
@@ -95,13 +95,13 @@ def _backward(layers, grid, chunks, mean, variance, upstream):
     """The gradients of the block's input [N, H, W, c0] and of the layers' weights."""
     *dchunks, dmean, dvariance = upstream
     buffers = [backend.Buffer(d, layers[-1].c + layers[-1].k) for d in dchunks]
-    statistics = Statistics(mean, variance, dmean, dvariance, tf.cast(grid.count, mean.dtype))
+    statistics = Statistics(mean, variance, dmean, dvariance, grid.shares(mean.dtype))
     weight_gradients = []
     for layer in reversed(layers):
         weight_gradients = [*layer.backward(chunks, buffers, statistics, grid), *weight_gradients]
     dx = []
     for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
-        rows = statistics.complete(x, buffer.rows, 0, layers[0].c, grid.weight(i, mean.dtype))
+        rows = statistics.complete(x, buffer.rows, 0, layers[0].c, i)
         dx.append(grid.images(tf.transpose(rows), i))
     return [grid.join(dx), *weight_gradients]
 
@@ -109,24 +109,23 @@ def _backward(layers, grid, chunks, mean, variance, upstream):
 class Statistics:
     """The shared statistics of all channels, [C], and their gradients, to which every reader adds (see the file's head)."""
 
-    def __init__(self, mean, variance, dmean, dvariance, count):
-        self.mean, self.variance, self.count = mean, variance, count
+    def __init__(self, mean, variance, dmean, dvariance, shares):
+        self.mean, self.variance, self.shares = mean, variance, shares
         self.dmean, self.dvariance = dmean, dvariance
 
-    def complete(self, x, dx, start, stop, weight):
-        """The gradient of the channels from `start` to `stop`: their rows of dX, and what their statistics add by `weight`."""
+    def complete(self, x, dx, start, stop, i):
+        """The gradient of chunk i's channels from `start` to `stop`: their rows of dX, and what their statistics add."""
         rows = slice(start, stop)
-        dmean, dvariance = self.dmean * weight / self.count, self.dvariance * weight / self.count
-        centred = backend.widened(backend.after(x, dx)[rows]) - self.mean[rows, None]
-        through = dmean[rows, None] + 2 * dvariance[rows, None] * centred
-        return tf.cast(backend.widened(dx[rows]) + through, x.dtype)
+        centred = backend.widened(backend.after(x, dx)[rows]) - column(self.mean[rows])
+        dmean, dvariance = self.dmean[rows] * self.shares[i], self.dvariance[rows] * (2 * self.shares[i])
+        return tf.cast(backend.widened(dx[rows]) + column(dmean) + column(dvariance) * centred, x.dtype)
 
-    def read_by(self, norm, dgamma, dbeta):
+    def read_by(self, norm, affine, dgamma, dbeta):
         """Adds what a batch norm of the first channels passes on, given the gradients of its gamma and beta."""
         c = dgamma.shape[0]
         self.dmean, self.dvariance = self.dmean[:c], self.dvariance[:c]
         if norm.by_batch:
-            s, _, _, rstd = norm.affine(self.mean[:c], self.variance[:c])
+            s, _, _, rstd = affine
             self.dmean, self.dvariance = self.dmean - s * dbeta, self.dvariance - s * dgamma * rstd / 2
 
 
@@ -145,7 +144,7 @@ class _Layer:
         self.seeds = [dropout.seed_generator.next() for dropout in dense_layer.dropouts] if training else []
 
     def update_moving_averages(self, features):
-        self.norms[0].update(features.mean[: self.c], features.variance[: self.c])
+        self.norms[0].update(first(features.mean, self.c), first(features.variance, self.c))
         if self.bottleneck:
             self.norms[1].update(*self.narrow_statistics)
 
@@ -153,7 +152,12 @@ class _Layer:
 
     def read(self, x, s, t):
         """a = relu(s*x + t), [c, pixels]."""
-        return relu_affine(x[: self.c], s, t)
+        return relu_affine(first(x, self.c), s, t)
+
+    def read_after(self, x, event):
+        """a, no sooner than `event`, of x that is ordered so already where that is enough."""
+        s, t, _, _ = self.affine
+        return self.read(x, s, backend.after_in_xla(t, event))
 
     def narrow(self, a, mask):
         """z = W1'a, dropped, [pixels, 4k]."""
@@ -176,7 +180,8 @@ class _Layer:
 
     def forward(self, chunks, mean, variance, grid):
         """The new features, [k, pixels] for each chunk."""
-        s, t, _, _ = self.norms[0].affine(mean, variance)
+        self.affine = self.norms[0].affine(mean, variance)
+        s, t, _, _ = self.affine
         masks, outputs, last = self.masks(0, grid), [], None
         for i, x in enumerate(chunks):
             a = self.read(backend.after(x, last), s, t)
@@ -185,7 +190,8 @@ class _Layer:
         if not self.bottleneck:
             return outputs
         self.narrow_statistics = grid.moments(outputs, 0)
-        s, t, _, _ = self.norms[1].affine(*self.narrow_statistics)
+        self.narrow_affine = self.norms[1].affine(*self.narrow_statistics)
+        s, t, _, _ = self.narrow_affine
         masks, new, last = self.masks(1, grid), [], None
         for i, z in enumerate(outputs):
             last = self._convolve(self.widen(backend.after(z, last), s, t), masks[i], grid, i)
@@ -201,33 +207,32 @@ class _Layer:
 
     def backward(self, chunks, buffers, statistics, grid):
         """The gradients of `weights`. Takes the new features' rows off the gradient buffers and adds to the others."""
-        affine = self.norms[0].affine(statistics.mean[: self.c], statistics.variance[: self.c])
         backward = self._backward_bottleneck if self.bottleneck else self._backward_plain
-        first_norm, others = backward(chunks, buffers, statistics, affine, grid)
+        first_norm, others = backward(chunks, buffers, statistics, grid)
         dgamma, dbeta = first_norm
-        statistics.read_by(self.norms[0], dgamma, dbeta)
+        statistics.read_by(self.norms[0], self.affine, dgamma, dbeta)
         return [dgamma, dbeta, *others]
 
-    def _backward_plain(self, chunks, buffers, statistics, affine, grid):
+    def _backward_plain(self, chunks, buffers, statistics, grid):
         masks, sums, last = self.masks(0, grid), Sums(), None
         for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
             g = self._new_gradient(backend.after(x, buffer.rows, last), buffer.rows, statistics, masks[i], grid, i)
             x = backend.after(x, g)
-            a = self.read(x, affine[0], backend.after_in_xla(affine[1], g))
+            a = self.read_after(x, g)
             dkernel, dy = self._convolution_gradients(tf.transpose(a), g, grid, i)
-            dgamma, last = self._into_features(x, a, tf.transpose(dy), affine, buffer)
+            dgamma, last = self._into_features(x, a, tf.transpose(dy), buffer)
             sums.add(dgamma, last, dkernel)
         dgamma, dbeta, dkernel = sums.total
         return (dgamma, dbeta), [dkernel]
 
-    def _backward_bottleneck(self, chunks, buffers, statistics, affine, grid):
+    def _backward_bottleneck(self, chunks, buffers, statistics, grid):
         # From the new features to the second batch norm, for the whole batch, since its statistics are the batch's ...
-        s2, t2, mean2, rstd2 = self.norms[1].affine(*self.narrow_statistics)
+        s2, t2, mean2, rstd2 = self.narrow_affine
         masks, masks2 = self.masks(0, grid), self.masks(1, grid)
         zs, dps, sums, last = [], [], Sums(), None
         for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
             g = self._new_gradient(backend.after(x, buffer.rows, last), buffer.rows, statistics, masks2[i], grid, i)
-            a = self.read(backend.after(x, g), affine[0], backend.after_in_xla(affine[1], g))
+            a = self.read_after(backend.after(x, g), g)
             z = self.narrow(a, masks[i])
             y = self.widen(z, s2, t2)
             dkernel2, dy = self._convolution_gradients(y, g, grid, i)
@@ -242,21 +247,21 @@ class _Layer:
         for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
             dz = backend.widened(backend.after(dps[i], dgamma2, dbeta2, last))
             if self.norms[1].by_batch:
-                share = grid.weight(i, dz.dtype) / statistics.count
+                share = statistics.shares[i]
                 dz -= dbeta2 * share + (backend.widened(zs[i]) - mean2) * (rstd2 * dgamma2 * share)
             dz = _drop(tf.cast(s2 * dz, x.dtype), masks[i])
             x = backend.after(x, dz)
-            a = self.read(x, affine[0], backend.after_in_xla(affine[1], dz))
+            a = self.read_after(x, dz)
             dkernel = tf.matmul(a, dz)
             da = tf.matmul(self.kernels[0][0, 0], dz, transpose_b=True)
-            dgamma, last = self._into_features(x, a, da, affine, buffer)
+            dgamma, last = self._into_features(x, a, da, buffer)
             sums.add(dgamma, last, dkernel)
         dgamma, dbeta, dkernel = sums.total
         return (dgamma, dbeta), [dkernel[None, None], dgamma2, dbeta2, dkernel2]
 
     def _new_gradient(self, x, dx, statistics, mask, grid, i):
         """g of the new features, before their dropout, as images."""
-        g = tf.transpose(statistics.complete(x, dx, self.c, self.c + self.k, grid.weight(i, statistics.mean.dtype)))
+        g = tf.transpose(statistics.complete(x, dx, self.c, self.c + self.k, i))
         return grid.images(_drop(g, mask), i)
 
     def _convolution_gradients(self, y, g, grid, i):
@@ -267,13 +272,13 @@ class _Layer:
         dy = tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(images), filter=kernel, **conv)
         return dkernel, tf.reshape(dy, [-1, kernel.shape[2]])
 
-    def _into_features(self, x, a, da, affine, buffer):
+    def _into_features(self, x, a, da, buffer):
         """Takes the gradient of a on to dX[:c]; returns its sums, the gradients of the first norm's gamma and beta."""
-        s, _, mean, rstd = affine
+        s, _, mean, rstd = self.affine
         dp = backend.widened(tf.raw_ops.ReluGrad(gradients=da, features=a))
         dbeta = tf.reduce_sum(dp, 1)
-        dgamma = tf.reduce_sum(dp * (backend.widened(x[: self.c]) - mean[:, None]), 1) * rstd
-        buffer.add_to_first(tf.cast(dp * s[:, None], x.dtype), after=dgamma)
+        dgamma = tf.reduce_sum(dp * (backend.widened(first(x, self.c)) - column(mean)), 1) * rstd
+        buffer.add_to_first(tf.cast(dp * column(s), x.dtype), after=dgamma)
         return dgamma, dbeta
 
 
