@@ -69,7 +69,9 @@ def plain_dense_block(x, num_layers, growth_rate, bottleneck=True, dropout_rate=
 def peak_bytes(step, mode, *args):
     """What `step` needs at its peak, above what lives before it: the allocator's figure, and in XLA the compiler's own."""
     if mode != "xla":
-        return memory.measure(in_mode(step, mode), *args).peak
+        step = in_mode(step, mode)
+        # The least of three: what other threads of the test process allocate meanwhile is not the step's.
+        return min(memory.measure(step, *args).peak for _ in range(3))
 
     def xla_measured(*args):
         return step(*args)

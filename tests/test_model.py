@@ -75,6 +75,21 @@ def test_tapped_features_have_gradients_beside_the_network_behind_them(memory, m
     assert relative_error(*results) < 1e-11
 
 
+@pytest.mark.parametrize("memory", ["checkpoint", "shared"])
+def test_two_replicas_train_as_with_the_naive_strategy(memory, float64):
+    results = []
+    for strategy_name in ("naive", memory):
+        keras.utils.set_random_seed(1)
+        distribution = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with distribution.scope():
+            model = densenets.DenseNetCifar(10, 4, memory=strategy_name, input_shape=(8, 8, 3))
+            model.compile("sgd", "sparse_categorical_crossentropy")
+        data = tf.data.Dataset.from_tensor_slices((images(8), tf.range(8))).batch(4)
+        model.fit(data, epochs=2, verbose=0)
+        results.append(model.get_weights())
+    assert relative_error(*results) < 1e-10
+
+
 def test_keras_remat_scope_cannot_train_the_same_network():
     """What users meet without this package (keras #21207). Once Keras mends it, this test skips."""
     with keras.RematScope("full"):
