@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from densenets import backend
 
-CHUNKS = 3  # of the batch, where tensors are large; more save little and cost tracing time
+CHUNKS = 4  # of the batch, where tensors are large; more save little and cost tracing time
 
 
 @dataclasses.dataclass(frozen=True)
