@@ -85,22 +85,22 @@ def after_in_xla(vector, event):
 
 
 class Buffer:
-    """Rows that are written at the end and read from the start, [rows, pixels], at most `capacity` of them.
+    """Rows that are written at the end and read from the start, [rows, pixels].
 
     In XLA it has its full size from the start and is updated in place: otherwise the compiler turns the first rows of a
     concatenation back into earlier concatenations, and keeps them all.
     """
 
-    def __init__(self, rows, capacity):
-        self.rows, self._size, self._capacity = rows, rows.shape[0], capacity
+    def __init__(self, rows):
+        self.rows, self._size = rows, rows.shape[0]
 
     @classmethod
     def holding(cls, rows, capacity):
         """A buffer for `capacity` rows that begins with `rows`."""
         if not in_xla():
-            return cls(rows, capacity)
-        buffer = cls(tf.zeros([capacity, tf.shape(rows)[1]], rows.dtype), capacity)
-        buffer.rows, buffer._size = dynamic_update_slice(buffer.rows, rows, [0, 0]), rows.shape[0]
+            return cls(rows)
+        buffer = cls(dynamic_update_slice(tf.zeros([capacity, tf.shape(rows)[1]], rows.dtype), rows, [0, 0]))
+        buffer._size = rows.shape[0]
         return buffer
 
     def append(self, rows, after=None):

@@ -94,7 +94,7 @@ def _forward(layers, x, grid):
 def _backward(layers, grid, chunks, mean, variance, upstream):
     """The gradients of the block's input [N, H, W, c0] and of the layers' weights."""
     *dchunks, dmean, dvariance = upstream
-    buffers = [backend.Buffer(d, layers[-1].c + layers[-1].k) for d in dchunks]
+    buffers = [backend.Buffer(d) for d in dchunks]
     statistics = Statistics(mean, variance, dmean, dvariance, grid.shares(mean.dtype))
     weight_gradients = []
     for layer in reversed(layers):
