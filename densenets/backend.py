@@ -80,8 +80,8 @@ def after(tensor, *events):
 
 
 def after_in_xla(vector, event):
-    """`vector`, computed from `event` where XLA compiles: what follows cannot come earlier. Meant for small tensors."""
-    return _add_zero(vector, _opaque_zero([event])) if in_xla() else vector
+    """`vector`, computed from `event` (if any) where XLA compiles: what follows cannot come earlier. For small tensors."""
+    return _add_zero(vector, _opaque_zero([event])) if event is not None and in_xla() else vector
 
 
 class Buffer:
@@ -114,7 +114,7 @@ class Buffer:
 
     def add_to_first(self, rows, after=None):
         """Adds `rows` to the first ones, and forgets those behind."""
-        first = _after(self.rows, after)[: rows.shape[0]] + rows
+        first = tf.slice(_after(self.rows, after), [0, 0], [rows.shape[0], -1]) + rows
         self.rows = dynamic_update_slice(self.rows, first, [0, 0]) if in_xla() else first
 
 

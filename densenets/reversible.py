@@ -89,7 +89,8 @@ def _run_again(fn, first_run, x, side, sums):
     def back(dy):
         dx, *rest = dense(tape.gradient(y, [x, *sums.extra, *sums.variables], output_gradients=dy))
         sums.add(rest)
-        return tf.zeros_like(x) if dx is None else dx
+        # The variables' gradients first: what they are made from is then free before the next layer is recomputed.
+        return backend.after(tf.zeros_like(x) if dx is None else dx, *rest)
 
     return y, back
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from densenets import backend
 from densenets.dense_block import he_fan_out
-from densenets.dense_block.features import CHUNKS, Grid, Norm, Sums
+from densenets.dense_block.features import CHUNKS, Grid, Norm, Sums, relu_affine
 
 CONVOLUTION = {"strides": [1, 2, 2, 1], "padding": "VALID"}
 MARGIN = [[0, 0], [3, 3], [3, 3], [0, 0]]  # of zeros around the image
@@ -75,8 +75,7 @@ def _shared_stem(conv, norm, images):
         return tf.reshape(tf.raw_ops.Conv2D(input=x, filter=kernel, **CONVOLUTION), [-1, filters])
 
     def pool(z, s, t, i):
-        a = tf.cast(tf.nn.relu(backend.widened(z) * s + t), z.dtype)
-        a = tf.pad(half.images(a, i), BORDER)
+        a = tf.pad(half.images(relu_affine(z, s, t), i), BORDER)
         return a, tf.raw_ops.MaxPool(input=a, **POOLING)
 
     with backend.stop_recording():
@@ -99,17 +98,14 @@ def _shared_stem(conv, norm, images):
             da = tf.raw_ops.MaxPoolGrad(orig_input=a, orig_output=y, grad=dy, **POOLING)
             last = tf.reshape(tf.raw_ops.ReluGrad(gradients=da, features=a)[:, 1:-1, 1:-1], [-1, filters])
             wide = backend.widened(last)
-            sums.add(tf.reduce_sum(wide * (backend.widened(z) - mean), 0) * rstd, tf.reduce_sum(wide, 0))
+            sums.add(tf.reduce_sum(wide * (backend.widened(z) - mean), 0), tf.reduce_sum(wide, 0))
             zs.append(z)
             dps.append(last)
-        dgamma, dbeta = sums.total
+        dgamma, dbeta = sums.total[0] * rstd, sums.total[1]
+        input_gradient = norm.input_gradient((s, t, mean, rstd), dgamma, dbeta, half)
         dxs, sums, last = [], Sums(), None
         for i, (x, z, dp) in enumerate(zip(parts, zs, dps, strict=True)):
-            dz = backend.widened(backend.after(dp, dgamma, dbeta, last))
-            if norm.by_batch:
-                share = half.shares(dz.dtype)[i]
-                dz -= dbeta * share + (backend.widened(z) - mean) * (rstd * dgamma * share)
-            dz = half.images(tf.cast(s * dz, z.dtype), i)
+            dz = half.images(input_gradient(backend.after(dp, dgamma, dbeta, last), z, i), i)
             last = tf.raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=kernel.shape, out_backprop=dz, **CONVOLUTION)
             dxs.append(tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(x), filter=kernel, out_backprop=dz, **CONVOLUTION))
             sums.add(last)

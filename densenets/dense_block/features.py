@@ -70,15 +70,10 @@ class Grid:
         """The grid of images half as high and wide, rounded up."""
         return dataclasses.replace(self, height=(self.height + 1) // 2, width=(self.width + 1) // 2)
 
-    @property
-    def count(self):
-        """The number of pixels in the whole batch, as a scalar."""
-        return sum(self.own) * self.height * self.width
-
-    def shares(self, dtype):
-        """For each chunk its weight over the number of all pixels, as a scalar."""
-        count = tf.cast(self.count, dtype)
-        return [1 / count if isinstance(w, float) else tf.cast(w, dtype) / count for w in self.weights]
+    def share(self, dtype):
+        """One over the number of pixels in the whole batch: a number where that is known, else a scalar tensor."""
+        count = sum(self.own) * self.height * self.width
+        return 1 / count if isinstance(count, int) else 1 / tf.cast(count, dtype)
 
     def split(self, images):
         """`images` [N, ...] by chunk."""
@@ -88,7 +83,7 @@ class Grid:
 
     def split_gradient(self, images):
         """The gradient of what `join` returns, by chunk."""
-        return self._weighted(self.split(images))
+        return [self.weighted(i, part) for i, part in enumerate(self.split(images))]
 
     def join(self, parts):
         """Chunks of images [n, ...] as one batch [N, ...]."""
@@ -105,14 +100,16 @@ class Grid:
     def moments(self, matrices, axis):
         """Mean and variance along the pixels (`axis`) of the chunks' matrices, in at least float32."""
         matrices = [backend.widened(m) for m in matrices]
-        count = tf.cast(self.count, matrices[0].dtype)
-        mean = tf.add_n(self._weighted([tf.reduce_sum(m, axis) for m in matrices])) / count
+        share = self.share(matrices[0].dtype)
+        mean = tf.add_n([self.weighted(i, tf.reduce_sum(m, axis)) for i, m in enumerate(matrices)]) * share
         centre = column(mean) if axis == 1 else mean
         squares = [tf.reduce_sum(tf.math.squared_difference(m, centre), axis) for m in matrices]
-        return mean, tf.add_n(self._weighted(squares)) / count
+        return mean, tf.add_n([self.weighted(i, square) for i, square in enumerate(squares)]) * share
 
-    def _weighted(self, parts):
-        return [p if isinstance(w, float) else p * tf.cast(w, p.dtype) for p, w in zip(parts, self.weights, strict=True)]
+    def weighted(self, i, part):
+        """`part`, of chunk i, times the chunk's weight."""
+        weight = self.weights[i]
+        return part if isinstance(weight, float) else part * tf.cast(weight, part.dtype)
 
 
 def _sizes(images):
@@ -120,9 +117,9 @@ def _sizes(images):
     return [dynamic[i] if size is None else size for i, size in enumerate(images.shape)]
 
 
-def relu_affine(rows, s, t):
-    """relu(s*x + t) of rows [c, pixels], in their dtype."""
-    return tf.cast(tf.nn.relu(backend.widened(rows) * column(s) + column(t)), rows.dtype)
+def relu_affine(x, s, t):
+    """relu(s*x + t), in the dtype of x."""
+    return tf.cast(tf.nn.relu(backend.widened(x) * s + t), x.dtype)
 
 
 def column(vector):
@@ -132,7 +129,13 @@ def column(vector):
 
 def first(tensor, c):
     """The first c rows, or entries. (All of them need no operation: a trace holds thousands of these.)"""
-    return tensor if tensor.shape[0] == c else tensor[:c]
+    return tensor if tensor.shape[0] == c else piece(tensor, 0, c)
+
+
+def piece(tensor, start, c):
+    """c rows, or entries, from `start` on."""
+    rest = tensor.shape.rank - 1
+    return tf.slice(tensor, [start] + [0] * rest, [c] + [-1] * rest)
 
 
 class Norm:
@@ -153,11 +156,27 @@ class Norm:
         s = (self.gamma if gamma is None else gamma) * rstd
         return s, (self.beta if beta is None else beta) - mean * s, mean, rstd
 
+    def input_gradient(self, affine, dgamma, dbeta, grid):
+        """The function (dp, z, i) -> dz for chunk i, of a norm over the columns of z; dp is the gradient of s*z + t.
+
+        Its vectors are made here, once for all chunks.
+        """
+        s, _, mean, rstd = affine
+        if not self.by_batch:
+            return lambda dp, z, i: tf.cast(backend.widened(dp) * s, z.dtype)
+        share = grid.share(s.dtype)
+        by_mean, by_variance = s * dbeta * share, s * rstd * dgamma * share
+
+        def dz(dp, z, i):
+            wide = backend.widened(dp) * s - by_mean - (backend.widened(z) - mean) * by_variance
+            return tf.cast(grid.weighted(i, wide), z.dtype)
+
+        return dz
+
     def update(self, mean, variance):
         """Moves the moving averages, as Keras does."""
         if self.by_batch:
             keep = self.keras.momentum
-            mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
             self.keras.moving_mean.assign(self.moving_mean * keep + mean * (1 - keep))
             self.keras.moving_variance.assign(self.moving_variance * keep + variance * (1 - keep))
 

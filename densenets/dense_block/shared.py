@@ -36,7 +36,7 @@ import tensorflow as tf
 
 from densenets import backend
 from densenets.dense_block import features as features_module
-from densenets.dense_block.features import CHUNKS, Features, Grid, Norm, Sums, column, first, relu_affine
+from densenets.dense_block.features import CHUNKS, Features, Grid, Norm, Sums, column, first, piece, relu_affine
 
 CHUNKED_PIXELS = 1024  # an image this large is worth chunks: the first block's, on CIFAR as on ImageNet
 
@@ -95,35 +95,40 @@ def _backward(layers, grid, chunks, mean, variance, upstream):
     """The gradients of the block's input [N, H, W, c0] and of the layers' weights."""
     *dchunks, dmean, dvariance = upstream
     buffers = [backend.Buffer(d) for d in dchunks]
-    statistics = Statistics(mean, variance, dmean, dvariance, grid.shares(mean.dtype))
+    statistics = Statistics(mean, variance, dmean, dvariance)
     weight_gradients = []
     for layer in reversed(layers):
         weight_gradients = [*layer.backward(chunks, buffers, statistics, grid), *weight_gradients]
-    dx = []
+    dx, complete = [], statistics.completion(0, layers[0].c, grid)
     for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
-        rows = statistics.complete(x, buffer.rows, 0, layers[0].c, i)
-        dx.append(grid.images(tf.transpose(rows), i))
+        dx.append(grid.images(tf.transpose(complete(x, buffer.rows, i)), i))
     return [grid.join(dx), *weight_gradients]
 
 
 class Statistics:
     """The shared statistics of all channels, [C], and their gradients, to which every reader adds (see the file's head)."""
 
-    def __init__(self, mean, variance, dmean, dvariance, shares):
-        self.mean, self.variance, self.shares = mean, variance, shares
+    def __init__(self, mean, variance, dmean, dvariance):
+        self.mean, self.variance = mean, variance
         self.dmean, self.dvariance = dmean, dvariance
 
-    def complete(self, x, dx, start, stop, i):
-        """The gradient of chunk i's channels from `start` to `stop`: their rows of dX, and what their statistics add."""
-        rows = slice(start, stop)
-        centred = backend.widened(backend.after(x, dx)[rows]) - column(self.mean[rows])
-        dmean, dvariance = self.dmean[rows] * self.shares[i], self.dvariance[rows] * (2 * self.shares[i])
-        return tf.cast(backend.widened(dx[rows]) + column(dmean) + column(dvariance) * centred, x.dtype)
+    def completion(self, start, c, grid):
+        """The function (x, dx, i) -> the gradient of c channels of chunk i: their rows of dX, and what their statistics add."""
+        share = grid.share(self.mean.dtype)
+        mean, dmean, dvariance = (column(piece(v, start, c)) for v in (self.mean, self.dmean, self.dvariance))
+        dmean, dvariance = dmean * share, dvariance * (2 * share)
+
+        def complete(x, dx, i, after=None):
+            x, dx = piece(backend.after(x, dx, after), start, c), piece(dx, start, c)
+            wide = backend.widened(dx) + dmean + dvariance * (backend.widened(x) - mean)
+            return tf.cast(grid.weighted(i, wide), x.dtype)
+
+        return complete
 
     def read_by(self, norm, affine, dgamma, dbeta):
         """Adds what a batch norm of the first channels passes on, given the gradients of its gamma and beta."""
         c = dgamma.shape[0]
-        self.dmean, self.dvariance = self.dmean[:c], self.dvariance[:c]
+        self.dmean, self.dvariance = first(self.dmean, c), first(self.dvariance, c)
         if norm.by_batch:
             s, _, _, rstd = affine
             self.dmean, self.dvariance = self.dmean - s * dbeta, self.dvariance - s * dgamma * rstd / 2
@@ -150,14 +155,10 @@ class _Layer:
 
     # --- What both passes compute ---
 
-    def read(self, x, s, t):
-        """a = relu(s*x + t), [c, pixels]."""
-        return relu_affine(first(x, self.c), s, t)
-
-    def read_after(self, x, event):
-        """a, no sooner than `event`, of x that is ordered so already where that is enough."""
-        s, t, _, _ = self.affine
-        return self.read(x, s, backend.after_in_xla(t, event))
+    def read(self, x, s, t, event=None):
+        """x and a = relu(s*x + t), [c, pixels], from columns s and t; in XLA no sooner than `event`."""
+        x = first(x, self.c)
+        return x, relu_affine(x, s, backend.after_in_xla(t, event))
 
     def narrow(self, a, mask):
         """z = W1'a, dropped, [pixels, 4k]."""
@@ -165,7 +166,7 @@ class _Layer:
 
     def widen(self, z, s, t):
         """y = relu(s2*z + t2), [pixels, 4k]."""
-        return tf.cast(tf.nn.relu(backend.widened(z) * s + t), z.dtype)
+        return relu_affine(z, s, t)
 
     def masks(self, which, grid):
         """The dropout mask of a convolution's output, [pixels, width], for each chunk; `None`s without dropout."""
@@ -181,10 +182,10 @@ class _Layer:
     def forward(self, chunks, mean, variance, grid):
         """The new features, [k, pixels] for each chunk."""
         self.affine = self.norms[0].affine(mean, variance)
-        s, t, _, _ = self.affine
+        s, t = map(column, self.affine[:2])
         masks, outputs, last = self.masks(0, grid), [], None
         for i, x in enumerate(chunks):
-            a = self.read(backend.after(x, last), s, t)
+            _, a = self.read(backend.after(x, last), s, t)
             last = self.narrow(a, masks[i]) if self.bottleneck else self._convolve(tf.transpose(a), masks[i], grid, i)
             outputs.append(last)
         if not self.bottleneck:
@@ -214,55 +215,54 @@ class _Layer:
         return [dgamma, dbeta, *others]
 
     def _backward_plain(self, chunks, buffers, statistics, grid):
+        s, t, mean = map(column, self.affine[:3])
+        complete = statistics.completion(self.c, self.k, grid)
         masks, sums, last = self.masks(0, grid), Sums(), None
         for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
-            g = self._new_gradient(backend.after(x, buffer.rows, last), buffer.rows, statistics, masks[i], grid, i)
-            x = backend.after(x, g)
-            a = self.read_after(x, g)
+            g = self._images(complete(x, buffer.rows, i, last), masks[i], grid, i)
+            x, a = self.read(backend.after(x, g), s, t, g)
             dkernel, dy = self._convolution_gradients(tf.transpose(a), g, grid, i)
-            dgamma, last = self._into_features(x, a, tf.transpose(dy), buffer)
+            dgamma, last = self._into_features(x, a, tf.transpose(dy), s, mean, buffer)
             sums.add(dgamma, last, dkernel)
         dgamma, dbeta, dkernel = sums.total
-        return (dgamma, dbeta), [dkernel]
+        return (dgamma * self.affine[3], dbeta), [dkernel]
 
     def _backward_bottleneck(self, chunks, buffers, statistics, grid):
         # From the new features to the second batch norm, for the whole batch, since its statistics are the batch's ...
+        s, t, mean = map(column, self.affine[:3])
         s2, t2, mean2, rstd2 = self.narrow_affine
+        complete = statistics.completion(self.c, self.k, grid)
         masks, masks2 = self.masks(0, grid), self.masks(1, grid)
         zs, dps, sums, last = [], [], Sums(), None
         for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
-            g = self._new_gradient(backend.after(x, buffer.rows, last), buffer.rows, statistics, masks2[i], grid, i)
-            a = self.read_after(backend.after(x, g), g)
+            g = self._images(complete(x, buffer.rows, i, last), masks2[i], grid, i)
+            _, a = self.read(backend.after(x, g), s, t, g)
             z = self.narrow(a, masks[i])
             y = self.widen(z, s2, t2)
             dkernel2, dy = self._convolution_gradients(y, g, grid, i)
             last = tf.raw_ops.ReluGrad(gradients=dy, features=y)
             wide = backend.widened(last)
-            sums.add(tf.reduce_sum(wide * (backend.widened(z) - mean2), 0) * rstd2, tf.reduce_sum(wide, 0), dkernel2)
+            sums.add(tf.reduce_sum(wide * (backend.widened(z) - mean2), 0), tf.reduce_sum(wide, 0), dkernel2)
             zs.append(z)
             dps.append(last)
         dgamma2, dbeta2, dkernel2 = sums.total
+        dgamma2 = dgamma2 * rstd2
         # ... and on to the features.
+        dz = self.norms[1].input_gradient(self.narrow_affine, dgamma2, dbeta2, grid)
         sums, last = Sums(), None
-        for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
-            dz = backend.widened(backend.after(dps[i], dgamma2, dbeta2, last))
-            if self.norms[1].by_batch:
-                share = statistics.shares[i]
-                dz -= dbeta2 * share + (backend.widened(zs[i]) - mean2) * (rstd2 * dgamma2 * share)
-            dz = _drop(tf.cast(s2 * dz, x.dtype), masks[i])
-            x = backend.after(x, dz)
-            a = self.read_after(x, dz)
-            dkernel = tf.matmul(a, dz)
-            da = tf.matmul(self.kernels[0][0, 0], dz, transpose_b=True)
-            dgamma, last = self._into_features(x, a, da, buffer)
+        for i, (x, z, dp, buffer) in enumerate(zip(chunks, zs, dps, buffers, strict=True)):
+            dz_i = _drop(dz(backend.after(dp, dgamma2, dbeta2, last), z, i), masks[i])
+            x, a = self.read(backend.after(x, dz_i), s, t, dz_i)
+            dkernel = tf.matmul(a, dz_i)
+            da = tf.matmul(self.kernels[0][0, 0], dz_i, transpose_b=True)
+            dgamma, last = self._into_features(x, a, da, s, mean, buffer)
             sums.add(dgamma, last, dkernel)
         dgamma, dbeta, dkernel = sums.total
-        return (dgamma, dbeta), [dkernel[None, None], dgamma2, dbeta2, dkernel2]
+        return (dgamma * self.affine[3], dbeta), [dkernel[None, None], dgamma2, dbeta2, dkernel2]
 
-    def _new_gradient(self, x, dx, statistics, mask, grid, i):
-        """g of the new features, before their dropout, as images."""
-        g = tf.transpose(statistics.complete(x, dx, self.c, self.c + self.k, i))
-        return grid.images(_drop(g, mask), i)
+    def _images(self, rows, mask, grid, i):
+        """The gradient of the new features, [k, pixels], before their dropout, as images."""
+        return grid.images(_drop(tf.transpose(rows), mask), i)
 
     def _convolution_gradients(self, y, g, grid, i):
         """The gradients of the 3x3 kernel and of y [pixels, width]."""
@@ -272,13 +272,12 @@ class _Layer:
         dy = tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(images), filter=kernel, **conv)
         return dkernel, tf.reshape(dy, [-1, kernel.shape[2]])
 
-    def _into_features(self, x, a, da, buffer):
-        """Takes the gradient of a on to dX[:c]; returns its sums, the gradients of the first norm's gamma and beta."""
-        s, _, mean, rstd = self.affine
+    def _into_features(self, x, a, da, s, mean, buffer):
+        """Takes the gradient of a on to dX[:c]; returns the sums of dp*(x - mean) and of dp, over the pixels of the chunk."""
         dp = backend.widened(tf.raw_ops.ReluGrad(gradients=da, features=a))
         dbeta = tf.reduce_sum(dp, 1)
-        dgamma = tf.reduce_sum(dp * (backend.widened(first(x, self.c)) - column(mean)), 1) * rstd
-        buffer.add_to_first(tf.cast(dp * column(s), x.dtype), after=dgamma)
+        dgamma = tf.reduce_sum(dp * (backend.widened(x) - mean), 1)
+        buffer.add_to_first(tf.cast(dp * s, x.dtype), after=dgamma)
         return dgamma, dbeta
 
 

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from densenets.dense_block.dense_layer import he_fan_out
-from densenets.dense_block.features import Norm, attached, consume, relu_affine
+from densenets.dense_block.features import Norm, attached, column, consume, relu_affine
 
 
 @keras.saving.register_keras_serializable("densenets")
@@ -55,7 +55,7 @@ class Transition(keras.Layer):
         grid, norm = features.grid, Norm(self.norm, training)
 
         def pooled_convolution(rows, s, t, kernel, i):
-            planes = tf.reshape(relu_affine(rows, s, t), [-1, grid.height, grid.width, 1])
+            planes = tf.reshape(relu_affine(rows, column(s), column(t)), [-1, grid.height, grid.width, 1])
             pooled = tf.reshape(tf.nn.avg_pool2d(planes, 2, 2, "VALID"), [rows.shape[0], -1])
             x = tf.matmul(pooled, kernel[0, 0], transpose_a=True)
             return tf.reshape(x, [grid.batches[i], grid.height // 2, grid.width // 2, x.shape[-1]])
