@@ -121,6 +121,20 @@ class Buffer:
 _after = after  # the methods' own argument has the name
 
 
+def constant(*values):
+    """`values` as an int32 vector; in a graph always the same one, for a trace holds thousands of them."""
+    if tf.executing_eagerly():
+        return tf.constant(values, tf.int32)
+    graph = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, "_densenets_constants"):
+        graph._densenets_constants = {}
+    known = graph._densenets_constants
+    if values not in known:
+        with tf.control_dependencies(None):
+            known[values] = tf.constant(values, tf.int32)
+    return known[values]
+
+
 def widened(tensor):
     """A half-precision tensor in float32, any other as it is: for statistics and sums."""
     return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor

@@ -22,7 +22,7 @@ import tensorflow as tf
 from densenets import backend
 
 
-def recompute(fn=None, *, use_data_dep=None, tupleize_grads=False):
+def recompute(fn=None, *, use_data_dep=None, tupleize_grads=None):
     """Makes `fn` keep only its inputs, and run again in the backward pass.
 
     Use it as `recompute(fn)`, `@recompute` or `@recompute(use_data_dep=True)`. The result is right in eager execution,
@@ -48,7 +48,8 @@ def recompute(fn=None, *, use_data_dep=None, tupleize_grads=False):
         fn: the function, or a Keras layer.
         use_data_dep: how the second run is ordered after the incoming gradient: `True` by a data dependency, which XLA
             respects; `False` by control dependencies; `None` as suits what is being traced.
-        tupleize_grads: whether all gradients are computed before any is handed on.
+        tupleize_grads: whether all gradients are computed before any is handed on; `None` as suits what is being traced: in
+            plain graphs, where the executor would put off the gradients of variables and keep what they are made from.
 
     Returns:
         A function with the arguments and the results of `fn`.
@@ -78,9 +79,11 @@ def recompute(fn=None, *, use_data_dep=None, tupleize_grads=False):
 recompute_grad = recompute
 
 
-def run(fn, args, kwargs, use_data_dep=None, tupleize_grads=False):
+def run(fn, args, kwargs, use_data_dep=None, tupleize_grads=None):
     """Runs `fn(*args, **kwargs)` recomputed; returns its results and the losses that layers added on the way."""
     call, tensors = _bind(fn, args, kwargs)
+    if tupleize_grads is None:
+        tupleize_grads = not (tf.executing_eagerly() or backend.in_xla())
     ops = backend.OpWatch(tensors)
     with backend.FirstRun() as first, ops, backend.stop_recording(), backend.variables_read() as read:
         outputs = call(tensors, is_recomputing=False)

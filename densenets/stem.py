@@ -91,24 +91,23 @@ def _shared_stem(conv, norm, images):
         norm.update(mean, variance)
 
     def gradients(upstream):
-        zs, dps, sums, last = [], [], Sums(), None
+        zs, dps, sums = [], [], Sums()
         for i, (x, dy) in enumerate(zip(parts, grid.split_gradient(upstream), strict=True)):
-            z = convolve(backend.after(x, dy, last))
+            z = convolve(backend.after(x, dy, *sums.total))
             a, y = pool(z, s, backend.after_in_xla(t, dy), i)
             da = tf.raw_ops.MaxPoolGrad(orig_input=a, orig_output=y, grad=dy, **POOLING)
-            last = tf.reshape(tf.raw_ops.ReluGrad(gradients=da, features=a)[:, 1:-1, 1:-1], [-1, filters])
-            wide = backend.widened(last)
+            dp = tf.reshape(tf.raw_ops.ReluGrad(gradients=da, features=a)[:, 1:-1, 1:-1], [-1, filters])
+            wide = backend.widened(dp)
             sums.add(tf.reduce_sum(wide * (backend.widened(z) - mean), 0), tf.reduce_sum(wide, 0))
             zs.append(z)
-            dps.append(last)
+            dps.append(dp)
         dgamma, dbeta = sums.total[0] * rstd, sums.total[1]
         input_gradient = norm.input_gradient((s, t, mean, rstd), dgamma, dbeta, half)
-        dxs, sums, last = [], Sums(), None
+        dxs, sums = [], Sums()
         for i, (x, z, dp) in enumerate(zip(parts, zs, dps, strict=True)):
-            dz = half.images(input_gradient(backend.after(dp, dgamma, dbeta, last), z, i), i)
-            last = tf.raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=kernel.shape, out_backprop=dz, **CONVOLUTION)
+            dz = half.images(input_gradient(backend.after(dp, dgamma, dbeta, *sums.total), z, i), i)
+            sums.add(tf.raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=kernel.shape, out_backprop=dz, **CONVOLUTION))
             dxs.append(tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(x), filter=kernel, out_backprop=dz, **CONVOLUTION))
-            sums.add(last)
         return [grid.join(dxs)[:, 3:-3, 3:-3], *sums.total, dgamma, dbeta]
 
     sources = [images, kernel, norm.gamma, norm.beta]

@@ -207,7 +207,7 @@ def test_single_units_need_what_arithmetic_says(mode):
 
 
 def test_tf_recompute_grad_for_the_record(mode):
-    """TensorFlow's own function saves as much on this chain, and moves every moving average twice."""
+    """TensorFlow's own function moves every moving average twice, and saves as much on this chain only where order is kept."""
     segment = keras.Sequential([keras.Input((4, 4, 2)), keras.layers.BatchNormalization(momentum=0.5)])
     moving = segment.non_trainable_variables[0]
 
@@ -219,7 +219,9 @@ def test_tf_recompute_grad_for_the_record(mode):
 
     in_mode(step, mode)(tf.ones([1, 4, 4, 2]))
     assert moving.numpy() == pytest.approx(0.75)  # once would be 0.5
-    assert chain_peak(3, tf.recompute_grad, mode) <= 0.35 * chain_peak(3, plainly, mode)
+    if mode != "graph":
+        assert chain_peak(3, tf.recompute_grad, mode) <= 0.35 * chain_peak(3, plainly, mode)
+    # In a plain graph it is between a fifth and all of the plain chain's peak, as the executor happens to order the gradients.
 
 
 # === Decorator and arguments ===

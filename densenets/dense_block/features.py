@@ -124,7 +124,7 @@ def relu_affine(x, s, t):
 
 def column(vector):
     """[c] -> [c, 1]."""
-    return tf.expand_dims(vector, 1)
+    return tf.reshape(vector, backend.constant(-1, 1))
 
 
 def first(tensor, c):
@@ -135,7 +135,7 @@ def first(tensor, c):
 def piece(tensor, start, c):
     """c rows, or entries, from `start` on."""
     rest = tensor.shape.rank - 1
-    return tf.slice(tensor, [start] + [0] * rest, [c] + [-1] * rest)
+    return tf.slice(tensor, backend.constant(start, *[0] * rest), backend.constant(c, *[-1] * rest))
 
 
 class Norm:
@@ -182,13 +182,18 @@ class Norm:
 
 
 class Sums:
-    """Gradients added up over the chunks."""
+    """Gradients added up over the chunks.
+
+    Attributes:
+        total: the sums so far. What comes next is ordered after them: the executor would put off what only the optimizer
+            waits for, such as a kernel's gradient, and keep the large tensors that it is made from.
+    """
 
     def __init__(self):
-        self.total = None
+        self.total = []
 
     def add(self, *grads):
-        self.total = grads if self.total is None else [a + b for a, b in zip(self.total, grads, strict=True)]
+        self.total = [a + b for a, b in zip(self.total, grads, strict=True)] if self.total else list(grads)
 
 
 def consume(fn, features, norm, *weights):
@@ -206,18 +211,18 @@ def consume(fn, features, norm, *weights):
             outputs.append(last)
 
     def gradients(upstream):
-        drows, sums, last = [], Sums(), None
+        drows, sums = [], Sums()
         for i, (rows, dy) in enumerate(zip(features.chunks, features.grid.split_gradient(upstream), strict=True)):
             with tf.GradientTape() as tape:
-                rows = tf.identity(backend.after(rows, dy, last))
+                rows = tf.identity(backend.after(rows, dy, *sums.total))
                 vectors = (backend.after_in_xla(mean, dy), variance, norm.gamma, norm.beta, *weights)
                 sources = [rows, *map(tf.identity, vectors)]
                 tape.watch(sources)
                 s, t, _, _ = norm.affine(*sources[1:5])
                 y = fn(rows, s, t, *sources[5:], i)
-            last, *others = tape.gradient(y, sources, output_gradients=dy, unconnected_gradients="zero")
-            drows.append(last)
+            drow, *others = tape.gradient(y, sources, output_gradients=dy, unconnected_gradients="zero")
             sums.add(*others)
+            drows.append(backend.after(drow, *sums.total))
         return [*drows, *sums.total]
 
     sources = [*features.chunks, mean, variance, norm.gamma, norm.beta, *weights]

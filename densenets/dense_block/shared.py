@@ -118,8 +118,8 @@ class Statistics:
         mean, dmean, dvariance = (column(piece(v, start, c)) for v in (self.mean, self.dmean, self.dvariance))
         dmean, dvariance = dmean * share, dvariance * (2 * share)
 
-        def complete(x, dx, i, after=None):
-            x, dx = piece(backend.after(x, dx, after), start, c), piece(dx, start, c)
+        def complete(x, dx, i, after=()):
+            x, dx = piece(backend.after(x, dx, *after), start, c), piece(dx, start, c)
             wide = backend.widened(dx) + dmean + dvariance * (backend.widened(x) - mean)
             return tf.cast(grid.weighted(i, wide), x.dtype)
 
@@ -144,6 +144,8 @@ class _Layer:
         self.weights = [
             weight for norm, kernel in zip(self.norms, self.kernels, strict=True) for weight in (norm.gamma, norm.beta, kernel)
         ]
+        # The bottleneck's kernel as the matrix W1, [c, 4k].
+        self.matrix = tf.reshape(self.kernels[0], self.kernels[0].shape[2:]) if self.bottleneck else None
         self.rate = dense_layer.dropout_rate
         # A seed for each dropout: the masks are drawn again in the backward pass.
         self.seeds = [dropout.seed_generator.next() for dropout in dense_layer.dropouts] if training else []
@@ -162,7 +164,7 @@ class _Layer:
 
     def narrow(self, a, mask):
         """z = W1'a, dropped, [pixels, 4k]."""
-        return _drop(tf.matmul(a, self.kernels[0][0, 0], transpose_a=True), mask)
+        return _drop(tf.matmul(a, self.matrix, transpose_a=True), mask)
 
     def widen(self, z, s, t):
         """y = relu(s2*z + t2), [pixels, 4k]."""
@@ -217,15 +219,14 @@ class _Layer:
     def _backward_plain(self, chunks, buffers, statistics, grid):
         s, t, mean = map(column, self.affine[:3])
         complete = statistics.completion(self.c, self.k, grid)
-        masks, sums, last = self.masks(0, grid), Sums(), None
+        masks, sums = self.masks(0, grid), Sums()
         for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
-            g = self._images(complete(x, buffer.rows, i, last), masks[i], grid, i)
+            g = self._images(complete(x, buffer.rows, i, sums.total), masks[i], grid, i)
             x, a = self.read(backend.after(x, g), s, t, g)
             dkernel, dy = self._convolution_gradients(tf.transpose(a), g, grid, i)
-            dgamma, last = self._into_features(x, a, tf.transpose(dy), s, mean, buffer)
-            sums.add(dgamma, last, dkernel)
+            sums.add(*self._into_features(x, a, tf.transpose(dy), s, mean, buffer), dkernel)
         dgamma, dbeta, dkernel = sums.total
-        return (dgamma * self.affine[3], dbeta), [dkernel]
+        return (backend.after(dgamma * self.affine[3], dkernel), dbeta), [dkernel]
 
     def _backward_bottleneck(self, chunks, buffers, statistics, grid):
         # From the new features to the second batch norm, for the whole batch, since its statistics are the batch's ...
@@ -233,32 +234,31 @@ class _Layer:
         s2, t2, mean2, rstd2 = self.narrow_affine
         complete = statistics.completion(self.c, self.k, grid)
         masks, masks2 = self.masks(0, grid), self.masks(1, grid)
-        zs, dps, sums, last = [], [], Sums(), None
+        zs, dps, sums = [], [], Sums()
         for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
-            g = self._images(complete(x, buffer.rows, i, last), masks2[i], grid, i)
+            g = self._images(complete(x, buffer.rows, i, sums.total), masks2[i], grid, i)
             _, a = self.read(backend.after(x, g), s, t, g)
             z = self.narrow(a, masks[i])
             y = self.widen(z, s2, t2)
             dkernel2, dy = self._convolution_gradients(y, g, grid, i)
-            last = tf.raw_ops.ReluGrad(gradients=dy, features=y)
-            wide = backend.widened(last)
+            dp = tf.raw_ops.ReluGrad(gradients=dy, features=y)
+            wide = backend.widened(dp)
             sums.add(tf.reduce_sum(wide * (backend.widened(z) - mean2), 0), tf.reduce_sum(wide, 0), dkernel2)
             zs.append(z)
-            dps.append(last)
+            dps.append(dp)
         dgamma2, dbeta2, dkernel2 = sums.total
-        dgamma2 = dgamma2 * rstd2
+        dgamma2 = backend.after(dgamma2 * rstd2, dkernel2)
         # ... and on to the features.
         dz = self.norms[1].input_gradient(self.narrow_affine, dgamma2, dbeta2, grid)
-        sums, last = Sums(), None
+        sums = Sums()
         for i, (x, z, dp, buffer) in enumerate(zip(chunks, zs, dps, buffers, strict=True)):
-            dz_i = _drop(dz(backend.after(dp, dgamma2, dbeta2, last), z, i), masks[i])
+            dz_i = _drop(dz(backend.after(dp, dgamma2, dbeta2, *sums.total), z, i), masks[i])
             x, a = self.read(backend.after(x, dz_i), s, t, dz_i)
             dkernel = tf.matmul(a, dz_i)
-            da = tf.matmul(self.kernels[0][0, 0], dz_i, transpose_b=True)
-            dgamma, last = self._into_features(x, a, da, s, mean, buffer)
-            sums.add(dgamma, last, dkernel)
+            da = tf.matmul(self.matrix, dz_i, transpose_b=True)
+            sums.add(*self._into_features(x, a, da, s, mean, buffer), dkernel)
         dgamma, dbeta, dkernel = sums.total
-        return (dgamma * self.affine[3], dbeta), [dkernel[None, None], dgamma2, dbeta2, dkernel2]
+        return (backend.after(dgamma * self.affine[3], dkernel), dbeta), [dkernel[None, None], dgamma2, dbeta2, dkernel2]
 
     def _images(self, rows, mask, grid, i):
         """The gradient of the new features, [k, pixels], before their dropout, as images."""
