@@ -1,6 +1,9 @@
 """densenets: memory-efficient DenseNets for TensorFlow and Keras 3."""
 
-from densenets import layers, memory
+from keras.applications.densenet import decode_predictions, preprocess_input
+
+from densenets import layers, memory, weights
+from densenets.flops import count_flops
 from densenets.model import DenseNet, DenseNetCifar
 from densenets.recompute import recompute, recompute_grad
 from densenets.reversible import RevBlock, rev_block
@@ -26,12 +29,16 @@ __all__ = [
     "DenseNet264",
     "DenseNetCifar",
     "RevBlock",
+    "count_flops",
     "create_model",
+    "decode_predictions",
     "layers",
     "list_models",
     "memory",
+    "preprocess_input",
     "published",
     "recompute",
     "recompute_grad",
     "rev_block",
+    "weights",
 ]

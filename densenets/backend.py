@@ -20,6 +20,7 @@ from tensorflow.compiler.tf2xla.python.xla import dynamic_update_slice
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 
 # === Order ===
 
@@ -317,10 +318,10 @@ def _resources_through(first_graph):
     "Tensor ... which captures ... is in list of captures but has no output") handles from outside of both.
     """
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    captures = getattr(first_graph, "captures", ())
-    if graph is first_graph or not captures or not hasattr(graph, "capture"):
+    if graph is first_graph or not isinstance(first_graph, WhileBodyFuncGraph) or not hasattr(graph, "capture"):
         yield
         return
+    captures = first_graph.captures
     handles = {id(outside): inside for outside, inside in captures if outside.dtype == tf.resource}
     capture = graph.capture
 

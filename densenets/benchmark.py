@@ -11,11 +11,14 @@ L and growth rate K on 32x32 images.
 
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
 
 from absl import app, flags
+
+from densenets import files
 
 MIB = 2**20
 
@@ -29,18 +32,21 @@ flags.DEFINE_string("workdir", None, "Where benchmark.json, benchmark.md and the
 
 def main(_):
     options, cases = flags.FLAGS, []
+    if options.workdir:
+        pathlib.Path(options.workdir).mkdir(parents=True, exist_ok=True)
     for model in options.models:
         for batch_size in map(int, options.batch_sizes):
             for mode in options.modes:
                 cases += _race(options.contenders, model, batch_size, mode, options.rounds)
                 print(_table(cases), flush=True)
-    if options.workdir:
-        from densenets import report
+        if options.workdir:
+            _write(cases, pathlib.Path(options.workdir))
 
-        workdir = report.make_workdir(options.workdir)
-        report.replace(workdir / "benchmark.json", lambda path: path.write_text(json.dumps(cases, indent=2) + "\n"))
-        report.replace(workdir / "benchmark.md", lambda path: path.write_text(_table(cases) + "\n"))
-        report.replace(workdir / "benchmark.png", lambda path: _plot(cases).savefig(path, format="png", dpi=120))
+
+def _write(cases, workdir):
+    files.replace(workdir / "benchmark.json", lambda path: path.write_text(json.dumps(cases, indent=2) + "\n"))
+    files.replace(workdir / "benchmark.md", lambda path: path.write_text(_table(cases) + "\n"))
+    files.replace(workdir / "benchmark.png", lambda path: _plot(cases).savefig(path, format="png", dpi=120))
 
 
 # === One race: contenders in their processes, step by step in turns ===

@@ -3,13 +3,12 @@
 import keras
 from keras import layers
 
+from densenets import weights as weights_module
 from densenets.dense_block import DenseBlock, Transition, he_fan_out
 from densenets.stem import Stem
 
-EPSILON, MOMENTUM = (
-    1e-5,
-    0.9,
-)  # of every batch norm, as the paper's code has them (Torch's momentum of 0.1 is Keras' 0.9)
+# Of every batch norm, as the paper's code has them (Torch's momentum of 0.1 is Keras' 0.9).
+EPSILON, MOMENTUM = 1e-5, 0.9
 STEMS = ("imagenet", "cifar")
 
 
@@ -49,7 +48,8 @@ def DenseNet(
         dropout_rate: the share of values dropped after each convolution but the first.
         memory: how the dense blocks compute; see `densenets.layers.DenseBlock`. It changes neither weights nor results.
         include_top: whether pooling and the classifier stand at the end.
-        weights: `None` for a new network, or the path of a file that `model.save_weights` wrote.
+        weights: `None` for a new network; `"imagenet"` for the files that Keras Applications publishes of DenseNet-121, 169
+            and 201; or the path of a file in any layout that `densenets.weights.load` knows.
         input_tensor: a Keras tensor to build on, instead of a new input.
         input_shape: `(height, width, channels)`, entries of `None` for unknown sizes. By default 224x224x3 or 32x32x3 with
             `include_top`, else unknown sizes with 3 channels.
@@ -65,7 +65,10 @@ def DenseNet(
         ValueError: for an argument out of its range, naming it.
     """
     blocks = tuple(blocks)
-    _check(blocks, growth_rate, stem, weights, pooling, classes)
+    _check(blocks, growth_rate, stem, pooling, classes)
+    if weights == "imagenet":
+        design = (blocks, growth_rate, bottleneck, compression, stem)
+        published = weights_module.imagenet(design, include_top, input_shape, classes, classifier_activation)
     inputs, x = _input(stem, len(blocks), include_top, input_tensor, input_shape)
     norm = {"epsilon": EPSILON, "momentum": MOMENTUM}
 
@@ -98,7 +101,7 @@ def DenseNet(
 
     model = keras.Model(inputs, x, name=name)
     if weights is not None:
-        model.load_weights(weights)
+        weights_module.load(model, weights_module.fetch(*published) if weights == "imagenet" else weights)
     return model
 
 
@@ -165,7 +168,7 @@ def _input(stem, num_blocks, include_top, input_tensor, input_shape):
     return sources[0] if len(sources) == 1 else sources, input_tensor
 
 
-def _check(blocks, growth_rate, stem, weights, pooling, classes):
+def _check(blocks, growth_rate, stem, pooling, classes):
     if keras.config.backend() != "tensorflow":
         raise ValueError(f"densenets needs Keras on TensorFlow; the backend is {keras.config.backend()!r}.")
     if keras.config.image_data_format() != "channels_last":
@@ -180,5 +183,3 @@ def _check(blocks, growth_rate, stem, weights, pooling, classes):
         raise ValueError(f"`pooling` must be None, 'avg' or 'max'; got {pooling!r}.")
     if not isinstance(classes, int) or classes < 1:
         raise ValueError(f"`classes` must be a positive integer, got {classes!r}.")
-    if weights == "imagenet":
-        raise ValueError("`weights='imagenet'` is not available yet: use `None`, or the path of a file of weights.")

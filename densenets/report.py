@@ -1,10 +1,11 @@
 """What a comparison found: for programs (`report.json`), for people (`report.md`, the terminal) and as plots."""
 
 import json
-import os
 import pathlib
 
 import matplotlib.figure
+
+from densenets import files
 
 MIB = 2**20
 
@@ -17,24 +18,17 @@ def make_workdir(workdir):
     """
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    replace(workdir / "report.json", lambda path: path.write_text("{}"))
+    files.replace(workdir / "report.json", lambda path: path.write_text("{}"))
     return workdir
 
 
 def write(result, workdir):
     """Writes the report's files, each beside its old version and then in its place."""
-    replace(workdir / "report.json", lambda path: path.write_text(json.dumps(result, indent=2) + "\n"))
-    replace(workdir / "report.md", lambda path: path.write_text(markdown(result)))
+    files.replace(workdir / "report.json", lambda path: path.write_text(json.dumps(result, indent=2) + "\n"))
+    files.replace(workdir / "report.md", lambda path: path.write_text(markdown(result)))
     if result["runs"]:
-        replace(workdir / "cost.png", lambda path: _plot_cost(result).savefig(path, format="png", dpi=120))
-        replace(workdir / "curves.png", lambda path: _plot_curves(result).savefig(path, format="png", dpi=120))
-
-
-def replace(path, write_file):
-    """Writes a file beside its old version and renames it, so that none is ever half written."""
-    partial = path.with_name(path.name + ".partial")
-    write_file(partial)
-    os.replace(partial, path)
+        files.replace(workdir / "cost.png", lambda path: _plot_cost(result).savefig(path, format="png", dpi=120))
+        files.replace(workdir / "curves.png", lambda path: _plot_curves(result).savefig(path, format="png", dpi=120))
 
 
 # === Text ===

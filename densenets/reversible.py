@@ -70,11 +70,11 @@ def _undo(layer, first_runs, state, f_side, g_side, sums):
     with backend.ordering([dy1, dy2]) as tie:
         g_y1, back_g = _run_again(g, g_run, tie(y1), g_side, sums)
         x2 = y2 - g_y1
-        dx1 = dy1 + back_g(dy2)
+        dx1 = dy1 + back_g(backend.after(dy2, x2))
     with backend.ordering([dx1]) as tie:
         f_x2, back_f = _run_again(f, f_run, tie(x2), f_side, sums)
         x1 = y1 - f_x2
-        dx2 = dy2 + back_f(dx1)
+        dx2 = dy2 + back_f(backend.after(dx1, x1))
     return x1, x2, dx1, dx2
 
 

@@ -8,7 +8,7 @@ import keras
 import ml_collections
 
 from densenets import data as data_module
-from densenets import issue_36981, zoo
+from densenets import files, issue_36981, zoo
 from densenets.dense_block import STRATEGIES
 from densenets.model import DenseNet, DenseNetCifar
 from densenets.optimizer import TorchSGD
@@ -199,7 +199,5 @@ def train(model, config, data, seed, workdir):
         callbacks=[keras.callbacks.CSVLogger(workdir / "history.csv"), keras.callbacks.TerminateOnNaN()],
         verbose="auto" if os.isatty(1) else 2,
     )
-    partial = workdir / "model.partial.keras"
-    model.save(partial)
-    os.replace(partial, workdir / "model.keras")
+    files.replace(workdir / "model.keras", model.save)
     return Run(history.history, history.history["val_accuracy"][-1])

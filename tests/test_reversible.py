@@ -143,7 +143,9 @@ def test_activation_memory_does_not_grow_with_the_layers(mode):
         # Gradients, and in XLA's figure the weights too, do grow.
         return peak_bytes(step, mode, x, x) - weights * (2 if mode == "xla" else 1)
 
-    assert peak(32) == pytest.approx(peak(4), rel=0.1)
+    # In a graph the executor's choice of order may leave one tensor more alive, and how many it leaves with 4 varies too.
+    one_more = 0 if mode == "xla" else 32 * 16 * 16 * 8 * 4
+    assert abs(peak(32) - peak(4)) <= 0.1 * peak(4) + one_more
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,8 @@ class Norm:
     """A batch norm as a scale and a shift: by the batch's statistics, or, frozen, by its moving averages."""
 
     def __init__(self, norm, training):
+        if training and norm.synchronized:
+            raise ValueError(f"`memory='shared'` takes no synchronized batch norm, as {norm.path!r} is; use 'checkpoint'.")
         self.keras = norm
         self.by_batch = bool(training and norm.trainable)
         self.gamma, self.beta, self.moving_mean, self.moving_variance = (
@@ -196,22 +198,34 @@ class Sums:
         self.total = [a + b for a, b in zip(self.total, grads, strict=True)] if self.total else list(grads)
 
 
-def consume(fn, features, norm, *weights):
+def dropout_masks(seed, rate, grid, channels, dtype, event):
+    """The mask that `keras.layers.Dropout` draws for images [N, H, W, channels], as [pixels, channels] for each chunk.
+
+    It needs nothing but its seed, so it would be drawn, and kept, long before its turn: here no sooner than `event`.
+    """
+    seed = backend.after_in_xla(backend.after(seed, event), event)
+    ones = tf.ones([sum(grid.own), grid.height, grid.width, channels], dtype)
+    mask = tf.nn.experimental.stateless_dropout(ones, rate, seed=tf.cast(seed, tf.int32))
+    return [tf.reshape(part, [-1, channels]) for part in grid.split(mask)]
+
+
+def consume(make_fn, features, norm, *weights):
     """`fn(rows, s, t, *weights, i)` of each chunk i, concatenated: what the layer behind a block makes of its features.
 
     s and t are the scale and the shift of that layer's batch norm; `fn` returns [n, ...] for the n images of the chunk.
-    Only the features are kept for the backward pass, in which `fn` runs again, chunk by chunk.
+    Only the features are kept for the backward pass, in which `fn` runs again, chunk by chunk. `make_fn(event)` gives it,
+    once for each pass, after `event`: what its chunks share, such as a dropout mask, is made in that pass and not kept.
     """
     mean, variance = features.mean, features.variance
     with backend.stop_recording():
         s, t, _, _ = norm.affine(mean, variance)
-        outputs, last = [], None
+        fn, outputs, last = make_fn(features.chunks[0]), [], None
         for i, rows in enumerate(features.chunks):
             last = fn(backend.after(rows, last), s, t, *weights, i)
             outputs.append(last)
 
     def gradients(upstream):
-        drows, sums = [], Sums()
+        fn, drows, sums = make_fn(upstream), [], Sums()
         for i, (rows, dy) in enumerate(zip(features.chunks, features.grid.split_gradient(upstream), strict=True)):
             with tf.GradientTape() as tape:
                 rows = tf.identity(backend.after(rows, dy, *sums.total))

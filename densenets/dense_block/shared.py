@@ -36,7 +36,7 @@ import tensorflow as tf
 
 from densenets import backend
 from densenets.dense_block import features as features_module
-from densenets.dense_block.features import CHUNKS, Features, Grid, Norm, Sums, column, first, piece, relu_affine
+from densenets.dense_block.features import CHUNKS, Features, Grid, Norm, Sums, column, dropout_masks, first, piece, relu_affine
 
 CHUNKED_PIXELS = 1024  # an image this large is worth chunks: the first block's, on CIFAR as on ImageNet
 
@@ -170,14 +170,12 @@ class _Layer:
         """y = relu(s2*z + t2), [pixels, 4k]."""
         return relu_affine(z, s, t)
 
-    def masks(self, which, grid):
+    def masks(self, which, grid, event):
         """The dropout mask of a convolution's output, [pixels, width], for each chunk; `None`s without dropout."""
         if not self.seeds:
             return [None] * len(grid.batches)
         kernel = self.kernels[which]
-        ones = tf.ones([sum(grid.own), grid.height, grid.width, kernel.shape[-1]], kernel.dtype)
-        mask = tf.nn.experimental.stateless_dropout(ones, self.rate, seed=tf.cast(self.seeds[which], tf.int32))
-        return [tf.reshape(part, [-1, kernel.shape[-1]]) for part in grid.split(mask)]
+        return dropout_masks(self.seeds[which], self.rate, grid, kernel.shape[-1], kernel.dtype, event)
 
     # --- Forward ---
 
@@ -185,7 +183,7 @@ class _Layer:
         """The new features, [k, pixels] for each chunk."""
         self.affine = self.norms[0].affine(mean, variance)
         s, t = map(column, self.affine[:2])
-        masks, outputs, last = self.masks(0, grid), [], None
+        masks, outputs, last = self.masks(0, grid, chunks[0]), [], None
         for i, x in enumerate(chunks):
             _, a = self.read(backend.after(x, last), s, t)
             last = self.narrow(a, masks[i]) if self.bottleneck else self._convolve(tf.transpose(a), masks[i], grid, i)
@@ -195,7 +193,7 @@ class _Layer:
         self.narrow_statistics = grid.moments(outputs, 0)
         self.narrow_affine = self.norms[1].affine(*self.narrow_statistics)
         s, t, _, _ = self.narrow_affine
-        masks, new, last = self.masks(1, grid), [], None
+        masks, new, last = self.masks(1, grid, outputs[0]), [], None
         for i, z in enumerate(outputs):
             last = self._convolve(self.widen(backend.after(z, last), s, t), masks[i], grid, i)
             new.append(last)
@@ -219,7 +217,7 @@ class _Layer:
     def _backward_plain(self, chunks, buffers, statistics, grid):
         s, t, mean = map(column, self.affine[:3])
         complete = statistics.completion(self.c, self.k, grid)
-        masks, sums = self.masks(0, grid), Sums()
+        masks, sums = self.masks(0, grid, buffers[0].rows), Sums()
         for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
             g = self._images(complete(x, buffer.rows, i, sums.total), masks[i], grid, i)
             x, a = self.read(backend.after(x, g), s, t, g)
@@ -233,7 +231,7 @@ class _Layer:
         s, t, mean = map(column, self.affine[:3])
         s2, t2, mean2, rstd2 = self.narrow_affine
         complete = statistics.completion(self.c, self.k, grid)
-        masks, masks2 = self.masks(0, grid), self.masks(1, grid)
+        masks, masks2 = (self.masks(i, grid, buffers[0].rows) for i in (0, 1))
         zs, dps, sums = [], [], Sums()
         for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
             g = self._images(complete(x, buffer.rows, i, sums.total), masks2[i], grid, i)

@@ -1,10 +1,12 @@
 """`Transition`: what stands between two dense blocks."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
 from densenets.dense_block.dense_layer import he_fan_out
-from densenets.dense_block.features import Norm, attached, column, consume, relu_affine
+from densenets.dense_block.features import Norm, attached, column, consume, dropout_masks, relu_affine
 
 
 @keras.saving.register_keras_serializable("densenets")
@@ -43,7 +45,7 @@ class Transition(keras.Layer):
 
     def call(self, x, training=False):
         features = attached(x)
-        if features is not None and self.dropout is None:
+        if features is not None:
             return self._from_features(features, training)
         x = self.conv(keras.ops.relu(self.norm(x, training=training)))
         if self.dropout is not None:
@@ -51,17 +53,15 @@ class Transition(keras.Layer):
         return self.pool(x)
 
     def _from_features(self, features, training):
-        """The same from the buffer of a shared block. Pooling comes first, which commutes with the convolution: a quarter."""
-        grid, norm = features.grid, Norm(self.norm, training)
-
-        def pooled_convolution(rows, s, t, kernel, i):
-            planes = tf.reshape(relu_affine(rows, column(s), column(t)), [-1, grid.height, grid.width, 1])
-            pooled = tf.reshape(tf.nn.avg_pool2d(planes, 2, 2, "VALID"), [rows.shape[0], -1])
-            x = tf.matmul(pooled, kernel[0, 0], transpose_a=True)
-            return tf.reshape(x, [grid.batches[i], grid.height // 2, grid.width // 2, x.shape[-1]])
-
+        """The same from the buffer of a shared block, chunk by chunk."""
         kernel = tf.cast(tf.convert_to_tensor(self.conv.kernel), features.chunks[0].dtype)
-        return consume(pooled_convolution, features, norm, kernel)
+        if self.dropout is None or not training:
+            make_fn = functools.partial(_pooled_convolution, features.grid)
+        else:
+            seed = self.dropout.seed_generator.next()
+            description = (seed, self.dropout_rate, self.conv.filters, kernel.dtype)
+            make_fn = functools.partial(_dropped_convolution, features.grid, *description)
+        return consume(make_fn, features, Norm(self.norm, training), kernel)
 
     def compute_output_shape(self, input_shape):
         n, h, w, channels = input_shape
@@ -74,3 +74,26 @@ class Transition(keras.Layer):
             "epsilon": self.epsilon,
             "momentum": self.momentum,
         }
+
+
+def _pooled_convolution(grid, event):
+    """Pooling first, which commutes with the convolution: a quarter of the pixels to convolve."""
+
+    def fn(rows, s, t, kernel, i):
+        planes = tf.reshape(relu_affine(rows, column(s), column(t)), [-1, grid.height, grid.width, 1])
+        pooled = tf.reshape(tf.nn.avg_pool2d(planes, 2, 2, "VALID"), [rows.shape[0], -1])
+        x = tf.matmul(pooled, kernel[0, 0], transpose_a=True)
+        return tf.reshape(x, [grid.batches[i], grid.height // 2, grid.width // 2, x.shape[-1]])
+
+    return fn
+
+
+def _dropped_convolution(grid, seed, rate, channels, dtype, event):
+    """In the order of the paper's code, since a mask lies between convolution and pooling."""
+    masks = dropout_masks(seed, rate, grid, channels, dtype, event)
+
+    def fn(rows, s, t, kernel, i):
+        x = tf.matmul(relu_affine(rows, column(s), column(t)), kernel[0, 0], transpose_a=True)
+        return tf.nn.avg_pool2d(grid.images(x * masks[i], i), 2, 2, "VALID")
+
+    return fn
