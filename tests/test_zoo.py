@@ -1,8 +1,10 @@
 import keras
 import numpy as np
 import pytest
+from helpers import images, relative_error, training_step
 
 import densenets
+from densenets import zoo
 
 # Trainable weights, as counted. The papers print them rounded, to the digits that `published` gives.
 PARAMETERS = {
@@ -86,3 +88,15 @@ def test_create_model_takes_overrides():
     assert model.output_shape == (None, 3)
     assert model.name == "densenet_bc_100_12"
     assert [layer.memory for layer in model.layers if hasattr(layer, "memory")] == ["naive"] * 3
+
+
+@pytest.mark.parametrize("name", [name for name in densenets.list_models() if PARAMETERS[name] < 30e6])
+def test_every_variant_has_the_gradients_of_plain_layers(name, float64):
+    size = 96 if "blocks" in zoo.VARIANTS[name].arguments else 8  # enough pixels behind stride 32 for a variance
+    arguments = {"input_shape": (size, size, 3), "classes": 10, "classifier_activation": None}
+    results = []
+    for memory in ("naive", "shared"):
+        keras.utils.set_random_seed(0)
+        model = densenets.create_model(name, memory=memory, **arguments)
+        results.append((training_step(model, images(4, size), "eager"), model.get_weights()))
+    assert relative_error(*results) < 1e-12
