@@ -4,9 +4,14 @@
 
 Every case runs in a process of its own, so that none finds memory that another left; the processes take their steps in turns,
 since a machine's speed drifts. A case that fails is a result, and is told as such. Contenders are the strategies of
-`densenets` and, for comparison, `keras` (the same network of plain Keras layers; `keras.applications` for `densenet_121`) and
-`remat` (that network under `keras.RematScope`). A model is a name of `densenets.list_models()` or `LxK`: DenseNet-BC of depth
-L and growth rate K on 32x32 images.
+`densenets` and, for comparison,
+
+- `keras`: the same network of plain Keras layers; `keras.applications` for `densenet_121`;
+- `remat`: that network under `keras.RematScope`;
+- `recompute_grad`: the checkpoint strategy on `tf.recompute_grad` instead of `densenets.recompute`;
+- `torch`, `torch_checkpoint`: torchvision's DenseNet, plain and with `memory_efficient=True`, where it is installed.
+
+A model is a name of `densenets.list_models()` or `LxK`: DenseNet-BC of depth L and growth rate K on 32x32 images.
 """
 
 import json
@@ -26,6 +31,7 @@ flags.DEFINE_list("models", ["100x12"], "Names of list_models(), or LxK.")
 flags.DEFINE_list("batch_sizes", ["32"], "Images in a step.")
 flags.DEFINE_list("modes", ["graph"], "graph, xla, eager.")
 flags.DEFINE_list("contenders", ["keras", "naive", "checkpoint", "shared"], "The first is what the others are held against.")
+flags.DEFINE_enum("task", "training", ["training", "inference"], "What a step does.")
 flags.DEFINE_integer("rounds", 9, "Timed steps of each case.")
 flags.DEFINE_string("workdir", None, "Where benchmark.json, benchmark.md and the plots go; by default nowhere.")
 
@@ -37,7 +43,7 @@ def main(_):
     for model in options.models:
         for batch_size in map(int, options.batch_sizes):
             for mode in options.modes:
-                cases += _race(options.contenders, model, batch_size, mode, options.rounds)
+                cases += _race(options.contenders, model, batch_size, mode, options.task, options.rounds)
                 print(_table(cases), flush=True)
         if options.workdir:
             _write(cases, pathlib.Path(options.workdir))
@@ -52,21 +58,21 @@ def _write(cases, workdir):
 # === One race: contenders in their processes, step by step in turns ===
 
 
-def _race(contenders, model, batch_size, mode, rounds):
+def _race(contenders, model, batch_size, mode, task, rounds):
     workers = []
     for contender in contenders:  # one after another, so that none is measured while another compiles
-        workers.append(_Worker(contender, model, batch_size, mode))
+        workers.append(Worker(contender, model, batch_size, mode, task))
     for _ in range(rounds):
         for worker in workers:
             worker.step()
     return [worker.finish() for worker in workers]
 
 
-class _Worker:
+class Worker:
     """A process that holds one case and takes a step when told to."""
 
-    def __init__(self, contender, model, batch_size, mode):
-        self.case = {"model": model, "batch_size": batch_size, "mode": mode, "contender": contender}
+    def __init__(self, contender, model, batch_size, mode, task):
+        self.case = {"model": model, "batch_size": batch_size, "mode": mode, "contender": contender, "task": task}
         command = [sys.executable, "-m", "densenets.benchmark_worker", json.dumps(self.case)]
         environment = os.environ | {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         self.process = subprocess.Popen(
@@ -149,7 +155,7 @@ def _plot(cases):
         else:
             axes.bar([f"{case['model']}\n{label}" for case in own], peaks)
             axes.tick_params(axis="x", labelsize=6)
-    axes.set(title="Peak memory of a training step", ylabel="MiB")
+    axes.set(title=f"Peak memory of a step of {cases[0]['task']}", ylabel="MiB")
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
     return figure

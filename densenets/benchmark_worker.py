@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 import densenets
-from densenets import memory
+from densenets import dense_block, memory
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -26,24 +26,17 @@ def main():
         print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}), flush=True)
 
 
-def _prepare(model, batch_size, mode, contender):
+def _prepare(model, batch_size, mode, contender, task):
+    if contender.startswith("torch"):
+        from densenets import benchmark_torch
+
+        return benchmark_torch.prepare(model, batch_size, mode, contender, task)
     if mode == "xla":
         memory.watch_xla()
     keras.utils.set_random_seed(0)
     network = _network(model, contender)
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
-    optimizer.build(network.trainable_variables)
-    images = tf.random.normal([batch_size, *network.input_shape[1:]])
-    labels = tf.zeros([batch_size], tf.int32)
-
-    def one_step_on_data():  # the name of Keras' own, which `memory.watch_xla` looks for
-        with tf.GradientTape() as tape:
-            loss = LOSS(labels, network(images, training=True))
-        grads = tape.gradient(loss, network.trainable_variables)
-        optimizer.apply_gradients(zip(grads, network.trainable_variables, strict=True))
-        return loss
-
-    step = one_step_on_data if mode == "eager" else tf.function(one_step_on_data, jit_compile=mode == "xla")
+    one_step = {"training": _training_step, "inference": _inference_step}[task](network, batch_size)
+    step = one_step if mode == "eager" else tf.function(one_step, jit_compile=mode == "xla")
     start = time.perf_counter()
     measured = memory.measure(step)
     # `measure` steps twice; what the second takes is what every later one takes.
@@ -59,16 +52,52 @@ def _prepare(model, batch_size, mode, contender):
     }
 
 
+def _training_step(network, batch_size):
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
+    optimizer.build(network.trainable_variables)
+    images = tf.random.normal([batch_size, *network.input_shape[1:]])
+    labels = tf.zeros([batch_size], tf.int32)
+
+    def one_step_on_data():  # the name of Keras' own, which `memory.watch_xla` looks for
+        with tf.GradientTape() as tape:
+            loss = LOSS(labels, network(images, training=True))
+        grads = tape.gradient(loss, network.trainable_variables)
+        optimizer.apply_gradients(zip(grads, network.trainable_variables, strict=True))
+        return loss
+
+    return one_step_on_data
+
+
+def _inference_step(network, batch_size):
+    images = tf.random.normal([batch_size, *network.input_shape[1:]])
+
+    def one_step_on_data():
+        return tf.reduce_sum(network(images, training=False))
+
+    return one_step_on_data
+
+
 def _network(model, contender):
     """The network of a case, giving logits."""
     if contender == "remat":
         with keras.RematScope("full"):
             return _network(model, "keras")
+    if contender == "recompute_grad":
+        dense_block.STRATEGIES[contender] = _with_tf_recompute_grad
     cifar = model.split("x") if model.replace("x", "").isdigit() else None
     if contender == "keras":
         return _plain_densenet(*map(int, cifar)) if cifar else _application(model)
     arguments = {"memory": contender, "classifier_activation": None}
     return densenets.DenseNetCifar(*map(int, cifar), **arguments) if cifar else densenets.create_model(model, **arguments)
+
+
+def _with_tf_recompute_grad(dense_layers, x, training):
+    """What the `checkpoint` strategy would be on TensorFlow's own function. It moves the moving averages twice."""
+    features = [x]
+    for dense_layer in dense_layers:
+        narrowed = tf.recompute_grad(lambda *features, layer=dense_layer: layer.narrow(*features, training=training))(*features)
+        features.append(dense_layer.grow(narrowed, training=training))
+    return keras.ops.concatenate(features, axis=-1)
 
 
 def _application(model):

@@ -66,10 +66,10 @@ def DenseNet(
     """
     blocks = tuple(blocks)
     _check(blocks, growth_rate, stem, pooling, classes)
+    inputs, x = _input(stem, len(blocks), include_top, input_tensor, input_shape)
     if weights == "imagenet":
         design = (blocks, growth_rate, bottleneck, compression, stem)
-        published = weights_module.imagenet(design, include_top, input_shape, classes, classifier_activation)
-    inputs, x = _input(stem, len(blocks), include_top, input_tensor, input_shape)
+        published = weights_module.imagenet(design, include_top, x.shape, classes, classifier_activation)
     norm = {"epsilon": EPSILON, "momentum": MOMENTUM}
 
     # === Stem ===

@@ -109,8 +109,8 @@ def imagenet(design, include_top, input_shape, classes, classifier_activation):
     blocks, *rest = design
     if blocks not in PUBLISHED or rest != [32, True, 0.5, "imagenet"]:
         raise ValueError("`weights='imagenet'` is published for DenseNet-121, 169 and 201 only; use `None` or a path.")
-    if input_shape is not None and input_shape[-1] != 3:
-        raise ValueError(f"`input_shape` must have 3 channels with `weights='imagenet'`; got {input_shape}.")
+    if input_shape[-1] != 3:
+        raise ValueError(f"`input_shape` must have 3 channels with `weights='imagenet'`; got {input_shape[-1]}.")
     if include_top and classes != 1000:
         raise ValueError(f"`classes` must be 1000 with `weights='imagenet'` and `include_top`; got {classes}.")
     if include_top and classifier_activation not in (None, "softmax"):

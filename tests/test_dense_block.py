@@ -121,6 +121,39 @@ def test_one_frozen_batch_norm_among_others(memory, mode, float64):
     assert relative_error(model.get_weights(), plain.get_weights()) < 1e-12
 
 
+def test_regularisers_constraints_and_initialisers_of_sublayers_count():
+    def model(memory):
+        inputs = keras.Input((8, 8, 3))
+        block = DenseBlock(2, 4, memory=memory)
+        for dense_layer in block.dense_layers:
+            dense_layer.convs[0].kernel_regularizer = keras.regularizers.L2(0.1)
+            dense_layer.convs[1].kernel_constraint = keras.constraints.MaxNorm(0.1)
+            dense_layer.norms[0].gamma_initializer = keras.initializers.Constant(0.7)
+        model = keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(block(inputs)))
+        model.compile("sgd", "mse")
+        return model, block
+
+    models = [model(memory) for memory in STRATEGIES]
+    for trained, block in models:
+        copy_weights(models[0][0], trained)
+        assert np.all(block.dense_layers[0].norms[0].gamma.numpy() == np.float32(0.7))
+        assert len(trained.losses) == 2  # one for each regularised kernel
+    histories = [trained.fit(images(4), tf.ones([4, 11]), verbose=0).history["loss"] for trained, _ in models]
+    for (trained, block), history in zip(models, histories, strict=True):
+        assert np.linalg.norm(block.dense_layers[0].convs[1].kernel, axis=0).max() < 0.1 + 1e-6
+        assert history == pytest.approx(histories[0], rel=1e-5)
+        assert relative_error(trained.get_weights(), models[0][0].get_weights()) < 1e-4
+
+
+def test_shared_refuses_synchronized_batch_norm():
+    model = block_model("shared", num_layers=2, growth_rate=4)
+    model.get_layer(index=1).dense_layers[1].norms[0].synchronized = True
+    x = images(channels=5, dtype="float32")
+    model(x, training=False)
+    with pytest.raises(ValueError, match="`memory='shared'` takes no synchronized batch norm, as .*block2/0_bn.* 'checkpoint'"):
+        model(x, training=True)
+
+
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_half_precision_is_as_near_to_float32_as_the_naive_strategy(policy, mode):
     def results(memory, dtype):
