@@ -8,7 +8,7 @@ from densenets.dense_block import DenseBlock, Transition
 from densenets.stem import Stem
 
 
-def count_flops(model):
+def count_flops(model: keras.Model) -> int:
     """The multiply-adds of the convolutions and of the classifier for one image: what the papers call FLOPs.
 
     A transition counts as the papers write it, with the convolution before the pooling, whatever order it is computed in.

@@ -7,6 +7,8 @@ import pathlib
 import re
 import tempfile
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -26,7 +28,7 @@ class Measurement:
     device: str
 
 
-def measure(step, *args):
+def measure(step: Callable, *args: Any) -> Measurement:
     """Runs `step(*args)` twice, first to trace and compile it, and measures the second run.
 
     The figures are the allocator's own, so they hold in eager execution, in graphs and in XLA, and repeat. They contain
@@ -89,7 +91,7 @@ def _compiled_totals():
     return {path: int(re.search(r"Total bytes used: (\d+)", path.read_text())[1]) for path in reports}
 
 
-def allocated():
+def allocated() -> int:
     """The bytes that live now on the device that `measure` asks."""
     return _statistics(_device())["current"]
 

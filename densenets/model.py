@@ -1,5 +1,9 @@
 """DenseNet: stem, dense blocks with transitions between them, head (arXiv:1608.06993, table 1)."""
 
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import keras
 from keras import layers
 
@@ -13,23 +17,23 @@ STEMS = ("imagenet", "cifar")
 
 
 def DenseNet(
-    blocks,
-    growth_rate,
+    blocks: Sequence[int],
+    growth_rate: int,
     *,
-    bottleneck=True,
-    compression=0.5,
-    stem="imagenet",
-    dropout_rate=0.0,
-    memory="shared",
-    include_top=True,
-    weights=None,
-    input_tensor=None,
-    input_shape=None,
-    pooling=None,
-    classes=1000,
-    classifier_activation="softmax",
-    name="densenet",
-):
+    bottleneck: bool = True,
+    compression: float = 0.5,
+    stem: str = "imagenet",
+    dropout_rate: float = 0.0,
+    memory: str = "shared",
+    include_top: bool = True,
+    weights: str | os.PathLike | None = None,
+    input_tensor: keras.KerasTensor | None = None,
+    input_shape: tuple[int | None, ...] | None = None,
+    pooling: str | None = None,
+    classes: int = 1000,
+    classifier_activation: str | Callable | None = "softmax",
+    name: str = "densenet",
+) -> keras.Model:
     """Builds a DenseNet as a Functional model.
 
     Every dense block is a layer of its own, named `conv2`, `conv3`, ...; its output serves segmentation and detection:
@@ -105,7 +109,16 @@ def DenseNet(
     return model
 
 
-def DenseNetCifar(depth, growth_rate, *, bottleneck=True, compression=0.5, input_shape=None, classes=10, **kwargs):
+def DenseNetCifar(
+    depth: int,
+    growth_rate: int,
+    *,
+    bottleneck: bool = True,
+    compression: float = 0.5,
+    input_shape: tuple[int | None, ...] | None = None,
+    classes: int = 10,
+    **kwargs: Any,
+) -> keras.Model:
     """Builds the paper's network for 32x32 images: three equal dense blocks behind a 3x3 convolution.
 
     Args:

@@ -4,6 +4,7 @@ Parameters and FLOPs are counted from the built models; the memory of a training
 strategy in a process of its own. That takes about half an hour on two CPU cores.
 """
 
+import math
 import pathlib
 
 from absl import app, flags
@@ -33,9 +34,12 @@ HEAD = """# All networks
 
 
 def main(_):
-    rows = []
+    rows, measured = [], {}
     for name, variant in zoo.VARIANTS.items():
-        rows.append(_row(name, variant))
+        architecture = repr(variant.arguments)  # which the cosine networks share with others
+        if architecture not in measured:
+            measured[architecture] = [_memory(name, strategy) for strategy in STRATEGIES]
+        rows.append(_row(name, variant, measured[architecture]))
         print(rows[-1], flush=True)
     notes = [f"- {name}: {v.published.note}" for name, v in zoo.VARIANTS.items() if v.published.note]
     batches = ", ".join(f"{batch} at {size}x{size}" for size, batch in BATCH_SIZE.items())
@@ -45,23 +49,18 @@ def main(_):
     files.replace(out, lambda path: path.write_text(page))
 
 
-def _row(name, variant):
-    model = zoo.create_model(name)
-    size, published = model.input_shape[1], variant.published
-    parameters = f"{sum(v.shape.num_elements() for v in map(_value, model.trainable_variables)) / 1e6:.2f}M"
+def _row(name, variant, memory):
+    model, published = zoo.create_model(name), variant.published
+    parameters = f"{sum(math.prod(v.shape) for v in model.trainable_variables) / 1e6:.2f}M"
     if published.parameters is not None:
         parameters += f" ({published.parameters}M)"
     flops = f"{count_flops(model) / 1e9:.3f}G" + (f" ({published.flops}G)" if published.flops is not None else "")
     errors = ", ".join(f"{data} {error}" for data, error in published.errors.items())
-    memory = [_memory(name, strategy, BATCH_SIZE[size]) for strategy in STRATEGIES]
     return f"| {name} | {parameters} | {flops} | {errors} | {' | '.join(memory)} | {_where(variant)} |"
 
 
-def _value(variable):
-    return variable.value
-
-
-def _memory(name, strategy, batch_size):
+def _memory(name, strategy):
+    batch_size = BATCH_SIZE[zoo.create_model(name).input_shape[1]]
     case = benchmark.Worker(strategy, name, batch_size, "graph", "training").finish()
     return f"failed: {case['error'][:60]}" if "error" in case else f"{case['peak_bytes'] / benchmark.MIB / batch_size:.1f} MiB"
 

@@ -14,6 +14,7 @@ How it is done: `fn` runs unrecorded; then one custom gradient is attached from 
 
 import functools
 import inspect
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -22,7 +23,7 @@ import tensorflow as tf
 from densenets import backend
 
 
-def recompute(fn=None, *, use_data_dep=None, tupleize_grads=None):
+def recompute(fn: Callable | None = None, *, use_data_dep: bool | None = None, tupleize_grads: bool | None = None) -> Callable:
     """Makes `fn` keep only its inputs, and run again in the backward pass.
 
     Use it as `recompute(fn)`, `@recompute` or `@recompute(use_data_dep=True)`. The result is right in eager execution,

@@ -9,6 +9,7 @@ It replaces `tf.contrib.layers.rev_block`, which went away with TensorFlow 1. Wh
 """
 
 import functools
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -17,7 +18,16 @@ from densenets import backend
 from densenets.recompute import check_first_run, check_second_run, dense, is_differentiable
 
 
-def rev_block(x1, x2, f, g, num_layers=1, f_side_input=None, g_side_input=None, is_training=True):
+def rev_block(
+    x1: tf.Tensor,
+    x2: tf.Tensor,
+    f: Callable | Sequence[Callable],
+    g: Callable | Sequence[Callable],
+    num_layers: int = 1,
+    f_side_input: Sequence[tf.Tensor] | None = None,
+    g_side_input: Sequence[tf.Tensor] | None = None,
+    is_training: bool = True,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Runs a block of `num_layers` reversible layers.
 
     Args:

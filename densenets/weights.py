@@ -10,6 +10,8 @@ import pathlib
 import re
 import tempfile
 import zipfile
+from collections.abc import Mapping
+from typing import Any
 
 import h5py
 import keras
@@ -28,7 +30,7 @@ class WeightsError(ValueError):
     """A source of weights that cannot be read, or that belongs to another network. The model is as it was."""
 
 
-def load(model, source):
+def load(model: keras.Model, source: str | os.PathLike | Mapping[str, Any]) -> str:
     """Loads weights into a model that `densenets` built.
 
     The layout is detected. Sources are
@@ -66,7 +68,7 @@ def load(model, source):
     return layout
 
 
-def save(model, path):
+def save(model: keras.Model, path: str | os.PathLike) -> None:
     """Writes the weights of a model that `densenets` built, in the layout that the path's ending says.
 
     - `.h5`: Keras Applications', for the `load_weights` of its networks;

@@ -9,6 +9,11 @@ figure; those here are torchvision's of the same networks.
 import dataclasses
 import difflib
 import fnmatch
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
 
 from densenets.model import DenseNet, DenseNetCifar
 
@@ -94,12 +99,12 @@ VARIANTS = {
 }
 
 
-def list_models(pattern="*"):
+def list_models(pattern: str = "*") -> list[str]:
     """The names that `create_model` knows, in the order of the papers' tables; those that match a pattern such as `"*bc*"`."""
     return fnmatch.filter(VARIANTS, pattern)
 
 
-def create_model(name, **overrides):
+def create_model(name: str, **overrides: Any) -> keras.Model:
     """Builds a network by name.
 
     Args:
@@ -115,7 +120,7 @@ def create_model(name, **overrides):
     return _variant(name).build({"name": name} | overrides)
 
 
-def published(name):
+def published(name: str) -> Published:
     """What the papers state of a network, as a `Published`.
 
     Raises:
@@ -138,16 +143,16 @@ def _application(variant, title, default_weights):
     default_name = title.lower()
 
     def build(
-        include_top=True,
-        weights=default_weights,
-        input_tensor=None,
-        input_shape=None,
-        pooling=None,
-        classes=1000,
-        classifier_activation="softmax",
-        name=default_name,
-        **kwargs,
-    ):
+        include_top: bool = True,
+        weights: str | os.PathLike | None = default_weights,
+        input_tensor: keras.KerasTensor | None = None,
+        input_shape: tuple[int | None, ...] | None = None,
+        pooling: str | None = None,
+        classes: int = 1000,
+        classifier_activation: str | Callable | None = "softmax",
+        name: str = default_name,
+        **kwargs: Any,
+    ) -> keras.Model:
         arguments = {
             "include_top": include_top,
             "weights": weights,

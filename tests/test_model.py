@@ -23,7 +23,7 @@ def test_densenet121_trains_with_fit(jit_compile):
 def step_with(memory, mode, batch=6, **arguments):
     """Two steps of a small network in float64: the second's results, and all weights after it."""
     keras.utils.set_random_seed(1)
-    model = densenets.DenseNet((1, 2, 2), 4, classifier_activation=None, classes=3, memory=memory, **arguments)
+    model = densenets.DenseNet((1, 2), 4, classifier_activation=None, classes=3, memory=memory, **arguments)
     x = images(batch, arguments["input_shape"][0])
     training_step(model, x, mode)
     return training_step(model, x, mode), model.get_weights()

@@ -35,7 +35,7 @@ def test_failed_parity_exits_with_an_error(tmp_path):
         "from densenets import compare; compare.GRADIENT_TOLERANCE = 0.0\n"
         "import runpy; runpy.run_path('train.py', run_name='__main__')"
     )
-    arguments = ["--config=configs/quickstart.py", f"--workdir={tmp_path}", *FAST]
+    arguments = ["--config=configs/quickstart.py", f"--workdir={tmp_path}", "--config.compare=('naive', 'checkpoint')", *FAST]
     done = subprocess.run([sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "Gradients: FAILED" in done.stdout

@@ -1,5 +1,7 @@
 """`DenseBlock`: the layer that owns the weights of a dense block and chooses the way through it."""
 
+from typing import Any
+
 import keras
 
 from densenets.dense_block.checkpoint import checkpoint
@@ -17,7 +19,9 @@ class DenseBlock(keras.Layer):
     Its weights, their names and their files do not depend on `memory`, which is only the way of computing:
 
     - `"naive"`: automatic differentiation keeps everything;
-    - `"checkpoint"`: concat-BN-ReLU-conv1x1 is recomputed in the backward pass (arXiv:1707.06990).
+    - `"checkpoint"`: concat-BN-ReLU-conv1x1 is recomputed in the backward pass (arXiv:1707.06990);
+    - `"shared"`: one buffer of features and their statistics is kept, all else recomputed (see `shared.py`). It takes no
+      synchronized batch norm.
 
     Args:
         num_layers: L, how many layers.
@@ -33,15 +37,15 @@ class DenseBlock(keras.Layer):
 
     def __init__(
         self,
-        num_layers,
-        growth_rate,
+        num_layers: int,
+        growth_rate: int,
         *,
-        bottleneck=True,
-        dropout_rate=0.0,
-        memory="shared",
-        epsilon=1e-5,
-        momentum=0.9,
-        **kwargs,
+        bottleneck: bool = True,
+        dropout_rate: float = 0.0,
+        memory: str = "shared",
+        epsilon: float = 1e-5,
+        momentum: float = 0.9,
+        **kwargs: Any,
     ):
         super().__init__(**kwargs)
         for name, value in (("num_layers", num_layers), ("growth_rate", growth_rate)):

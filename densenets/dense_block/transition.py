@@ -1,6 +1,7 @@
 """`Transition`: what stands between two dense blocks."""
 
 import functools
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,7 +20,15 @@ class Transition(keras.Layer):
         epsilon, momentum: of the batch norm; the defaults are the paper's.
     """
 
-    def __init__(self, compression=0.5, *, dropout_rate=0.0, epsilon=1e-5, momentum=0.9, **kwargs):
+    def __init__(
+        self,
+        compression: float = 0.5,
+        *,
+        dropout_rate: float = 0.0,
+        epsilon: float = 1e-5,
+        momentum: float = 0.9,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         if not 0 < compression <= 1:
             raise ValueError(f"`compression` must be above 0 and at most 1, got {compression!r}.")
