@@ -17,6 +17,7 @@ A model is a name of `densenets.list_models()` or `LxK`: DenseNet-BC of depth L 
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -113,10 +114,10 @@ def _table(cases):
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case in cases:
-        race = [c for c in cases if all(c[key] == case[key] for key in ("model", "batch_size", "mode"))]
+        race = _race_of(case, cases)
         cells = [case["model"], case["batch_size"], case["mode"], case["contender"]]
         if "error" in case:
-            cells += [f"failed: {case['error'][:120]}", "", "", "", "", ""]
+            cells += [f"failed: {_reason(case['error'])}", "", "", "", "", ""]
         else:
             low, high = (f"{s:.3f}" for s in case["step_seconds_range"])
             cells += [
@@ -131,18 +132,35 @@ def _table(cases):
     return "\n".join(lines)
 
 
+def _reason(error):
+    """The innermost error of a message that tells of several, in a line."""
+    plain = re.sub(r"\x1b\[\d*m", "", error)
+    return re.split(r"\b(?=\w+Error: )", plain)[-1][:160]
+
+
+def _race_of(case, cases):
+    """The cases that ran together with `case`, the first contender first."""
+    return [c for c in cases if all(c[key] == case[key] for key in ("model", "batch_size", "mode"))]
+
+
 def _ratio(case, reference, key):
     return "" if "error" in reference else f"{case[key] / reference[key]:.3f}"
 
 
 def _plot(cases):
-    """Peak memory against depth where several depths were run, with the fitted exponents; else against the contenders."""
+    """Two plots: peak memory, against depth with the fitted exponents where several were run; and the ratios of step times."""
     import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=(12, 4), layout="constrained")
+    memory, time = figure.subplots(1, 2)
+    _plot_memory([case for case in cases if "error" not in case], memory)
+    _plot_time(cases, time)
+    return figure
+
+
+def _plot_memory(done, axes):
     import numpy as np
 
-    figure = matplotlib.figure.Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    done = [case for case in cases if "error" not in case]
     for contender, mode in dict.fromkeys((case["contender"], case["mode"]) for case in done):
         own = [case for case in done if (case["contender"], case["mode"]) == (contender, mode)]
         depths = [int(case["model"].split("x")[0]) for case in own if case["model"].split("x")[0].isdigit()]
@@ -155,10 +173,21 @@ def _plot(cases):
         else:
             axes.bar([f"{case['model']}\n{label}" for case in own], peaks)
             axes.tick_params(axis="x", labelsize=6)
-    axes.set(title=f"Peak memory of a step of {cases[0]['task']}", ylabel="MiB")
+    axes.set(title="Peak memory of a step", ylabel="MiB")
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
-    return figure
+
+
+def _plot_time(cases, axes):
+    for case, reference in ((case, _race_of(case, cases)[0]) for case in cases):
+        if "step_seconds" in case and "step_seconds" in reference:
+            label = f"{case['model']}, {case['batch_size']}\n{case['contender']}, {case['mode']}"
+            low, high = (seconds / reference["step_seconds"] for seconds in case["step_seconds_range"])
+            ratio = case["step_seconds"] / reference["step_seconds"]
+            axes.bar([label], [ratio], yerr=[[ratio - low], [high - ratio]], capsize=3)
+    axes.axhline(1, color="black", linewidth=0.5)
+    axes.tick_params(axis="x", labelsize=6)
+    axes.set(title="Time of a step over that of the first contender (median, range)")
 
 
 if __name__ == "__main__":

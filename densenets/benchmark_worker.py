@@ -23,7 +23,7 @@ def main():
             float(step())
             print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
     except Exception as error:  # whatever it is, it is this case's result
-        print(json.dumps({"error": f"{type(error).__name__}: {str(error).strip().splitlines()[-1].strip()}"}), flush=True)
+        print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}), flush=True)
 
 
 def _prepare(model, batch_size, mode, contender, task):

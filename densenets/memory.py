@@ -57,15 +57,21 @@ def measure(step: Callable, *args: Any) -> Measurement:
         )
     compiled_before = _compiled_totals()
     step(*args)
-    tf.test.experimental.sync_devices()
+    _wait()
     compiled = [total for path, total in _compiled_totals().items() if path not in compiled_before]
     baseline = _statistics(device)["current"]
     tf.config.experimental.reset_memory_stats(device)
     results = step(*args)
-    tf.test.experimental.sync_devices()
+    _wait()
     peak = _statistics(device)["peak"]
     del results
     return Measurement(min([peak - baseline, *([sum(compiled)] if compiled else [])]), baseline, device)
+
+
+def _wait():
+    """Until every device has done what it was given. (A session of TensorFlow 1 waits by itself.)"""
+    if tf.executing_eagerly():
+        tf.test.experimental.sync_devices()
 
 
 @functools.cache

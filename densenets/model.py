@@ -11,8 +11,6 @@ from densenets import weights as weights_module
 from densenets.dense_block import DenseBlock, Transition, he_fan_out
 from densenets.stem import Stem
 
-# Of every batch norm, as the paper's code has them (Torch's momentum of 0.1 is Keras' 0.9).
-EPSILON, MOMENTUM = 1e-5, 0.9
 STEMS = ("imagenet", "cifar")
 
 
@@ -74,11 +72,10 @@ def DenseNet(
     if weights == "imagenet":
         design = (blocks, growth_rate, bottleneck, compression, stem)
         published = weights_module.imagenet(design, include_top, x.shape, classes, classifier_activation)
-    norm = {"epsilon": EPSILON, "momentum": MOMENTUM}
 
     # === Stem ===
     if stem == "imagenet":
-        x = Stem(2 * growth_rate, memory=memory, name="conv1", **norm)(x)
+        x = Stem(2 * growth_rate, memory=memory, name="conv1")(x)
     else:
         # "16 (or twice the growth rate for DenseNet-BC) output channels" (section 3, "Implementation Details")
         channels = 2 * growth_rate if bottleneck and compression < 1 else 16
@@ -87,13 +84,14 @@ def DenseNet(
 
     # === Dense blocks ===
     for i, num_layers in enumerate(blocks, start=2):
-        block = {"bottleneck": bottleneck, "dropout_rate": dropout_rate, "memory": memory}
-        x = DenseBlock(num_layers, growth_rate, name=f"conv{i}", **block, **norm)(x)
+        x = DenseBlock(
+            num_layers, growth_rate, bottleneck=bottleneck, dropout_rate=dropout_rate, memory=memory, name=f"conv{i}"
+        )(x)
         if i < len(blocks) + 1:
-            x = Transition(compression, dropout_rate=dropout_rate, name=f"pool{i}", **norm)(x)
+            x = Transition(compression, dropout_rate=dropout_rate, name=f"pool{i}")(x)
 
     # === Head ===
-    x = layers.BatchNormalization(name="bn", **norm)(x)
+    x = layers.BatchNormalization(epsilon=1e-5, momentum=0.9, name="bn")(x)
     x = layers.Activation("relu", name="relu")(x)
     if include_top:
         x = layers.GlobalAveragePooling2D(name="avg_pool")(x)

@@ -54,7 +54,7 @@ def rev_block(
 
     ops = backend.OpWatch([x1, x2, *(f_side or []), *(g_side or [])])
     with ops, backend.stop_recording(), backend.variables_read() as read:
-        first_runs = []
+        first_runs: list = []
         y1, y2 = _forward(layers, x1, x2, f_side, g_side, first_runs)
     check_first_run(f, (y1, y2), ops)
     extra = [*filter(is_differentiable, [*(f_side or []), *(g_side or [])]), *ops.captured()]
