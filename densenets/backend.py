@@ -104,22 +104,19 @@ class Buffer:
         buffer._size = rows.shape[0]
         return buffer
 
-    def append(self, rows, after=None):
+    def append(self, rows, event=None):
         """Writes `rows` behind the last; returns all."""
         if in_xla():
             self.rows = dynamic_update_slice(self.rows, rows, [self._size, 0])
         else:
-            self.rows = tf.concat([_after(self.rows, after), rows], 0)
+            self.rows = tf.concat([after(self.rows, event), rows], 0)
         self._size += rows.shape[0]
         return self.rows
 
-    def add_to_first(self, rows, after=None):
+    def add_to_first(self, rows):
         """Adds `rows` to the first ones, and forgets those behind."""
-        first = tf.slice(_after(self.rows, after), [0, 0], [rows.shape[0], -1]) + rows
+        first = tf.slice(self.rows, constant(0, 0), constant(rows.shape[0], -1)) + rows
         self.rows = dynamic_update_slice(self.rows, first, [0, 0]) if in_xla() else first
-
-
-_after = after  # the methods' own argument has the name
 
 
 def constant(*values):

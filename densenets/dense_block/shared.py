@@ -85,7 +85,7 @@ def _forward(layers, x, grid):
         new = layer.forward([buffer.rows for buffer in buffers], mean, variance, grid)
         last = None
         for buffer, rows in zip(buffers, new, strict=True):
-            last = buffer.append(rows, after=last)
+            last = buffer.append(rows, event=last)
         new_mean, new_variance = grid.moments(new, 1)
         mean, variance = tf.concat([mean, new_mean], 0), tf.concat([variance, new_variance], 0)
     return [buffer.rows for buffer in buffers], mean, variance
@@ -275,7 +275,7 @@ class _Layer:
         dp = backend.widened(tf.raw_ops.ReluGrad(gradients=da, features=a))
         dbeta = tf.reduce_sum(dp, 1)
         dgamma = tf.reduce_sum(dp * (backend.widened(x) - mean), 1)
-        buffer.add_to_first(tf.cast(dp * s, x.dtype), after=dgamma)
+        buffer.add_to_first(tf.cast(backend.after(dp, dbeta, dgamma) * s, x.dtype))
         return dgamma, dbeta
 
 
