@@ -24,8 +24,8 @@ HEAD = """# All networks
 - Parameters: trainable weights, counted; in brackets as published.
 - FLOPs: multiply-adds for one image, counted by `densenets.count_flops`; in brackets as torchvision states them.
 - Error: in percent, as published, of one model and one crop; C10+ and C100+ with data augmentation.
-- Memory: the peak of a training step above what lives between steps, for each image of a batch ({batches}), plain graph on a
-  CPU, float32. What a step needs once for all images, such as the weights' gradients, is in it.
+- Memory: the peak of a training step above what lives between steps, for each image of a batch ({batches}), plain
+  graph on a CPU, float32. What a step needs once for all images, such as the weights' gradients, is in it.
 - Weights: `weights="imagenet"` where Keras Applications publishes them, and what `densenets.weights.load` reads.
 
 | name | parameters | FLOPs | error | naive | checkpoint | shared | weights |
