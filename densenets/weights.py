@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import keras
 import numpy as np
+import safetensors.numpy
 
 from densenets import files
 from densenets.dense_block import DenseBlock, Transition
@@ -234,8 +235,6 @@ def _load_npz(path):
 
 
 def _load_safetensors(path):
-    import safetensors.numpy
-
     return safetensors.numpy.load_file(path)
 
 
@@ -367,8 +366,6 @@ def _write_h5(arrays, path):
 
 
 def _write_safetensors(arrays, path):
-    import safetensors.numpy
-
     named = {_torch_name(name): np.ascontiguousarray(array.transpose(TO_TORCH[array.ndim])) for name, array in arrays.items()}
     safetensors.numpy.save_file(named, path)
 

@@ -6,6 +6,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
+import safetensors.numpy
 import tensorflow as tf
 from helpers import images, relative_error
 
@@ -163,8 +164,7 @@ def test_names_of_torchvision_are_known(tmp_path, dotted, ending):
         np.savez(source_path := tmp_path / "state.npz", **source)
         source = source_path
     elif ending == ".safetensors":
-        safetensors = pytest.importorskip("safetensors.numpy")
-        safetensors.save_file({k: np.ascontiguousarray(v) for k, v in source.items()}, tmp_path / "state.safetensors")
+        safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in source.items()}, tmp_path / "state.safetensors")
         source = tmp_path / "state.safetensors"
     assert weights.load(other, source) == "torchvision"
     assert relative_error(other.get_weights(), model.get_weights()) == 0
@@ -351,6 +351,22 @@ def test_preprocessing_is_that_of_keras_applications():
     x = tf.cast(images(1, 4), "float32") * 50 + 128
     assert relative_error(densenets.preprocess_input(x), keras.applications.densenet.preprocess_input(x)) == 0
     assert densenets.decode_predictions is keras.applications.densenet.decode_predictions
+
+
+def test_names_in_an_h5_may_be_bytes_with_slashes_as_the_published_files_have_them(tmp_path):
+    model, other = randomised(small()), small()
+    weights.save(model, tmp_path / "model.h5")
+    with h5py.File(tmp_path / "model.h5") as new, h5py.File(tmp_path / "old.h5", "w") as old:
+        names = [name.replace("conv1_", "conv1/").replace("predictions", "fc1000") for name in new.attrs["layer_names"]]
+        old.attrs["layer_names"] = [name.encode() for name in names]
+        for name, group in zip(names, (new[name] for name in new.attrs["layer_names"]), strict=True):
+            roles = [path.split("/")[1] for path in group.attrs["weight_names"]]
+            written = old.create_group(name)
+            written.attrs["weight_names"] = [f"{name}/{role}:0".encode() for role in roles]
+            for role, path in zip(roles, group.attrs["weight_names"], strict=True):
+                written[f"{name}/{role}:0"] = np.asarray(group[path])
+    assert weights.load(other, tmp_path / "old.h5") == "keras_applications"
+    assert relative_error(other.get_weights(), model.get_weights()) == 0
 
 
 def test_h5_holds_what_keras_looks_for(tmp_path):
