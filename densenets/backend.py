@@ -318,8 +318,7 @@ def _resources_through(first_graph):
     if graph is first_graph or not isinstance(first_graph, WhileBodyFuncGraph) or not hasattr(graph, "capture"):
         yield
         return
-    captures = first_graph.captures
-    handles = {id(outside): inside for outside, inside in captures if outside.dtype == tf.resource}
+    handles = {id(outside): inside for outside, inside in first_graph.captures if outside.dtype == tf.resource}
     capture = graph.capture
 
     def capture_through(tensor, *args, **kwargs):

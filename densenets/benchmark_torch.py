@@ -35,7 +35,6 @@ def prepare(model, batch_size, mode, contender, task):
     first = time.perf_counter() - start
     return step, {
         "peak_bytes": _peak(step),
-        "baseline_bytes": sum(p.numel() * 4 for p in network.parameters()) * (2 if task == "training" else 1),
         "first_step_seconds": first,
         "parameters": sum(p.numel() for p in network.parameters()),
     }

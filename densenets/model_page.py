@@ -36,10 +36,12 @@ HEAD = """# All networks
 def main(_):
     rows, measured = [], {}
     for name, variant in zoo.VARIANTS.items():
+        model = zoo.create_model(name)
         architecture = repr(variant.arguments)  # which the cosine networks share with others
         if architecture not in measured:
-            measured[architecture] = [_memory(name, strategy) for strategy in STRATEGIES]
-        rows.append(_row(name, variant, measured[architecture]))
+            batch_size = BATCH_SIZE[model.input_shape[1]]
+            measured[architecture] = [_memory(name, strategy, batch_size) for strategy in STRATEGIES]
+        rows.append(_row(name, model, variant, measured[architecture]))
         print(rows[-1], flush=True)
     notes = [f"- {name}: {v.published.note}" for name, v in zoo.VARIANTS.items() if v.published.note]
     batches = ", ".join(f"{batch} at {size}x{size}" for size, batch in BATCH_SIZE.items())
@@ -49,8 +51,8 @@ def main(_):
     files.replace(out, lambda path: path.write_text(page))
 
 
-def _row(name, variant, memory):
-    model, published = zoo.create_model(name), variant.published
+def _row(name, model, variant, memory):
+    published = variant.published
     parameters = f"{sum(math.prod(v.shape) for v in model.trainable_variables) / 1e6:.2f}M"
     if published.parameters is not None:
         parameters += f" ({published.parameters}M)"
@@ -59,8 +61,7 @@ def _row(name, variant, memory):
     return f"| {name} | {parameters} | {flops} | {errors} | {' | '.join(memory)} | {_where(variant)} |"
 
 
-def _memory(name, strategy):
-    batch_size = BATCH_SIZE[zoo.create_model(name).input_shape[1]]
+def _memory(name, strategy, batch_size):
     case = benchmark.Worker(strategy, name, batch_size, "graph", "training").finish()
     return f"failed: {case['error'][:60]}" if "error" in case else f"{case['peak_bytes'] / benchmark.MIB / batch_size:.1f} MiB"
 

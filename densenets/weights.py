@@ -269,8 +269,13 @@ def _read_h5(file, path, model, variables):
 def _arrays_of_layers(h5):
     """All arrays of a file that Keras 3 wrote, by their paths in it, without the optimizer's."""
     found = {}
-    h5.visititems(lambda name, item: found.update({name: np.asarray(item)}) if isinstance(item, h5py.Dataset) else None)
-    return {name: array for name, array in found.items() if name.startswith("layers/")}
+
+    def visit(name, item):
+        if isinstance(item, h5py.Dataset) and name.startswith("layers/"):
+            found[name] = np.asarray(item)
+
+    h5.visititems(visit)
+    return found
 
 
 def _own_shapes(model):

@@ -1,6 +1,8 @@
 """`densenets.DenseNet121` where `keras.applications.DenseNet121` stood: the same arguments, the same meaning."""
 
 import inspect
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -159,9 +161,6 @@ def test_a_segmentation_network_on_the_taps_trains():
 
 @pytest.mark.parametrize("memory", ["naive", "checkpoint", "shared"])
 def test_a_saved_model_loads_in_a_fresh_process(tmp_path, memory):
-    import subprocess
-    import sys
-
     model, x = small(memory=memory), images(2, 32, dtype="float32")
     model.save(tmp_path / "model.keras")
     np.save(tmp_path / "x.npy", x)

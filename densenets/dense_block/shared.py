@@ -68,7 +68,7 @@ def _block(layers, x, grid):
     def gradients(*upstream):
         results = [*chunks, mean, variance]
         upstream = [tf.zeros_like(y) if dy is None else dy for dy, y in zip(upstream, results, strict=True)]
-        return _backward(layers, grid, chunks, mean, variance, upstream)
+        return _backward(layers, grid, chunks, mean, upstream)
 
     sources = [x, *(weight for layer in layers for weight in layer.weights)]
     *attached, mean_out, variance_out = backend.attach_gradient([*chunks, mean, variance], sources, gradients)
@@ -91,11 +91,11 @@ def _forward(layers, x, grid):
     return [buffer.rows for buffer in buffers], mean, variance
 
 
-def _backward(layers, grid, chunks, mean, variance, upstream):
+def _backward(layers, grid, chunks, mean, upstream):
     """The gradients of the block's input [N, H, W, c0] and of the layers' weights."""
     *dchunks, dmean, dvariance = upstream
     buffers = [backend.Buffer(d) for d in dchunks]
-    statistics = Statistics(mean, variance, dmean, dvariance)
+    statistics = Statistics(mean, dmean, dvariance)
     weight_gradients = []
     for layer in reversed(layers):
         weight_gradients = [*layer.backward(chunks, buffers, statistics, grid), *weight_gradients]
@@ -106,11 +106,10 @@ def _backward(layers, grid, chunks, mean, variance, upstream):
 
 
 class Statistics:
-    """The shared statistics of all channels, [C], and their gradients, to which every reader adds (see the file's head)."""
+    """The gradients of the shared statistics, [C], to which every reader adds (see the file's head); and the mean."""
 
-    def __init__(self, mean, variance, dmean, dvariance):
-        self.mean, self.variance = mean, variance
-        self.dmean, self.dvariance = dmean, dvariance
+    def __init__(self, mean, dmean, dvariance):
+        self.mean, self.dmean, self.dvariance = mean, dmean, dvariance
 
     def completion(self, start, c, grid):
         """The function (x, dx, i) -> the gradient of c channels of chunk i: their rows of dX, and what their statistics add."""
@@ -166,10 +165,6 @@ class _Layer:
         """z = W1'a, dropped, [pixels, 4k]."""
         return _drop(tf.matmul(a, self.matrix, transpose_a=True), mask)
 
-    def widen(self, z, s, t):
-        """y = relu(s2*z + t2), [pixels, 4k]."""
-        return relu_affine(z, s, t)
-
     def masks(self, which, grid, event):
         """The dropout mask of a convolution's output, [pixels, width], for each chunk; `None`s without dropout."""
         if not self.seeds:
@@ -195,7 +190,7 @@ class _Layer:
         s, t, _, _ = self.narrow_affine
         masks, new, last = self.masks(1, grid, outputs[0]), [], None
         for i, z in enumerate(outputs):
-            last = self._convolve(self.widen(backend.after(z, last), s, t), masks[i], grid, i)
+            last = self._convolve(relu_affine(backend.after(z, last), s, t), masks[i], grid, i)
             new.append(last)
         return new
 
@@ -237,7 +232,7 @@ class _Layer:
             g = self._images(complete(x, buffer.rows, i, sums.total), masks2[i], grid, i)
             _, a = self.read(backend.after(x, g), s, t, g)
             z = self.narrow(a, masks[i])
-            y = self.widen(z, s2, t2)
+            y = relu_affine(z, s2, t2)
             dkernel2, dy = self._convolution_gradients(y, g, grid, i)
             dp = tf.raw_ops.ReluGrad(gradients=dy, features=y)
             wide = backend.widened(dp)
