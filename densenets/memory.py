@@ -36,6 +36,9 @@ def measure(step: Callable, *args: Any) -> Measurement:
     that libraries take elsewhere. On a CPU start the program with `TF_CPU_ALLOCATOR_USE_BFC=1` in the environment:
     TensorFlow then uses the allocator that GPUs use; without it sizes are rounded up to powers of two.
 
+    An allocator whose memory is in pieces, as in a process that has done much else, may hand out a free piece up to twice as
+    large as asked for, and counts it whole: where single tensors matter, measure in a fresh process.
+
     XLA takes all that a step needs as one piece, which the allocator may round up by as much as 128 MiB. After `watch_xla`
     the compiler's own total, which contains the step's inputs too, is the peak wherever it is smaller.
 

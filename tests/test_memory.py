@@ -1,21 +1,45 @@
+import json
+import subprocess
+import sys
+
 import pytest
 import tensorflow as tf
 
 from densenets import memory
 
+# In a process of its own: where others have allocated before, the allocator may hand out a free piece up to twice the size.
+SCRIPT = """
+import json
+import tensorflow as tf
+from densenets import memory
 
-def test_counts_what_lives_during_the_step_and_not_between(mode):
-    kept = tf.zeros([1024, 1024])
-    step = tf.function(lambda: tf.reduce_sum(tf.random.normal([8, 1024, 1024])))
+kept = tf.zeros([1024, 1024])
+eager = lambda: tf.reduce_sum(tf.raw_ops.RandomStandardNormal(shape=[8, 1024, 1024], dtype=tf.float32))
+steps = {"eager": eager, "graph": tf.function(eager), "result": lambda: tf.zeros([1024, 1024])}
+for name, step in steps.items():
     measured = min((memory.measure(step) for _ in range(3)), key=lambda m: m.peak)  # other threads allocate too
-    assert measured.device == "CPU:0"
-    assert 32 * 2**20 <= measured.peak < 33 * 2**20
-    assert measured.baseline >= kept.shape.num_elements() * 4
+    print(json.dumps([name, measured.device, measured.peak, measured.baseline]))
+"""
 
 
-def test_results_count():
-    peak = min(memory.measure(lambda: tf.zeros([1024, 1024])).peak for _ in range(3))
-    assert 4 * 2**20 <= peak < 5 * 2**20
+@pytest.fixture(scope="module")
+def measured():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    return {
+        name: memory.Measurement(peak, baseline, device)
+        for name, device, peak, baseline in map(json.loads, done.stdout.splitlines())
+    }
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_counts_what_lives_during_the_step_and_not_between(measured, mode):
+    assert measured[mode].device == "CPU:0"
+    assert 32 * 2**20 <= measured[mode].peak < 33 * 2**20
+    assert measured[mode].baseline >= 1024 * 1024 * 4
+
+
+def test_results_count(measured):
+    assert 4 * 2**20 <= measured["result"].peak < 5 * 2**20
 
 
 def test_warns_where_sizes_are_rounded(monkeypatch):
