@@ -2,8 +2,9 @@
 
     python train.py --config=configs/quickstart.py --workdir=runs/quickstart [--config.batch_size=32 ...] [--gpu=0]
 
-The exit code is 0 when all that was asked for is done and proven, 130 when interrupted, and 1 when parity failed, something
-is missing or the command cannot be understood.
+The exit code is 0 when all that was asked for is done and proven; 130 when interrupted and 143 when told to end (SIGTERM),
+after which the same command goes on; 1 when parity failed, training went wrong, something is missing or the command cannot
+be understood.
 """
 
 import os
@@ -26,16 +27,28 @@ flags.mark_flags_as_required(["config", "workdir"])
 
 
 def main(_):
-    from densenets import compare, data, devices, report, training
+    from densenets import checkpoints, compare, config, data, devices, loop, report
 
-    config, workdir = flags.FLAGS.config, flags.FLAGS.workdir
+    workdir = flags.FLAGS.workdir
     logging.set_verbosity(logging.INFO)
+    again = "The same command goes on from there."
     try:
         devices.choose(flags.FLAGS.gpu)
-        result = compare.run(config, workdir)
+        result = compare.run(flags.FLAGS.config, workdir)
     except KeyboardInterrupt:
-        sys.exit(_say(f"\nInterrupted. What was found so far is in {workdir}/report.md.", 130))
-    except (training.ConfigError, data.DataNotFoundError, devices.DeviceError, compare.ParityError, OSError) as error:
+        sys.exit(_say(f"\nInterrupted. What was found so far is in {workdir}/report.md. {again}", 130))
+    except loop.PreemptedError as error:
+        sys.exit(_say(f"{error} {again}", 143))
+    except (
+        config.ConfigError,
+        data.DataError,
+        devices.DeviceError,
+        compare.ParityError,
+        compare.OutOfMemoryError,
+        checkpoints.CheckpointError,
+        loop.DivergedError,
+        OSError,
+    ) as error:
         sys.exit(_say(str(error), 1))
     print("\n".join(["", report.table(result), "", *report.verdict(result), "", f"Written to {workdir}/report.md"]))
     sys.exit(0 if result["parity"] is None or result["parity"]["passed"] else 1)
@@ -50,10 +63,14 @@ def _parse(argv):
     """absl's parser; a config key that does not exist is told in one line, as absl tells every other wrong flag."""
     try:
         return app.parse_flags_with_usage(argv)
-    except (AttributeError, KeyError) as error:
-        from densenets import training
+    except (AttributeError, KeyError, ValueError) as error:
+        from densenets import config
 
-        keys = training.config_keys()
+        if isinstance(error, config.ConfigError):
+            sys.exit(_say(str(error), 1))
+        if isinstance(error, ValueError):
+            raise
+        keys = config.config_keys()
         unknown = [a for a in argv if a.startswith("--config.") and a.partition("=")[0][len("--config.") :] not in keys]
         sys.exit(_say(f"{' '.join(unknown) or error} sets an unknown key. The keys are: {', '.join(keys)}.", 1))
 

@@ -6,7 +6,7 @@ prints the peak memory of a training step; run it with `--config.recompute=False
 `xla`, to compare. Where Fashion-MNIST cannot be downloaded, scikit-learn's digits serve and the report says so.
 """
 
-from densenets.training import default_config
+from densenets.config import default_config
 
 
 def get_config():

@@ -5,7 +5,7 @@
 No paper trains on these digits; above 95% of the 360 test images right is what both strategies must reach.
 """
 
-from densenets.training import default_config
+from densenets.config import default_config
 
 
 def get_config():

@@ -10,6 +10,7 @@ In this order, so that what can fail fails early:
 import contextlib
 import copy
 import dataclasses
+import functools
 import math
 import os
 import platform
@@ -18,13 +19,17 @@ import time
 
 import keras
 import numpy as np
+import scipy.stats
 import tensorflow as tf
 from absl import logging
 
+from densenets import config as config_module
 from densenets import data as data_module
-from densenets import memory, report, training
+from densenets import devices, memory, report, training, zoo
+from densenets.loop import Loop, PreemptedError
 
 GRADIENT_TOLERANCE = 1e-10  # relative, in float64: rounding of two orders of summation stays far below it
+CONFIDENCE = 0.95  # of each of the two one-sided tests that accuracies are equal
 PARITY_BATCH = 16  # images; batch statistics of more are no more exact
 TIMED_STEPS = 11
 
@@ -33,66 +38,99 @@ class ParityError(RuntimeError):
     """A strategy so wrong that there is nothing to compare."""
 
 
+class OutOfMemoryError(RuntimeError):
+    """A step that needs more memory than its device has."""
+
+
 def run(config, workdir):
     """Compares the strategies of a config and writes the report into `workdir`.
 
-    The report is written anew after every part, so that an interrupted comparison leaves what it has found.
+    The report is written anew after every part. A comparison that was ended goes on where it was when it is started again.
 
     Returns:
         The report, as `report.json` holds it.
 
     Raises:
-        training.ConfigError, data.DataNotFoundError, OSError: before any work is done.
+        config.ConfigError, devices.DeviceError, data.DataError, OSError: before any work is done. A workdir of another config
+            is refused.
         ParityError: for a strategy that leaves out a gradient.
+        OutOfMemoryError, loop.DivergedError, loop.PreemptedError, checkpoints.CheckpointError: as they say.
     """
-    training.check_config(config)
+    config_module.check_values(config)
     if config.mode == "xla":
         memory.watch_xla()
-    workdir = report.make_workdir(workdir)
+    strategy = devices.make_strategy(config.distribute)
+    training.check_config(config, strategy.num_replicas_in_sync)
+    result = report.open_workdir(workdir, config.to_dict())
+    devices.in_all_processes(strategy, 0)  # each has read what the chief is about to write
+    keep = report.Report(result, workdir, writes=devices.is_chief(strategy))
+    if result["status"] == "complete":
+        logging.info("%s holds the complete report of this config", workdir)
+        return result
     config, data = _load(config)
-    strategies = training.strategies(config)
-    result = {
-        "status": "running",
-        "config": config.to_dict(),
-        "environment": _environment(data),
-        "parity": None,
-        "runs": [],
-    }
+    result |= {"status": "running", "environment": _environment(data, strategy), "published": _published(config)}
+    keep.write()
     try:
         keras.config.set_dtype_policy(config.precision)
-        if len(strategies) > 1:
-            result["parity"] = _gradient_parity(config, strategies, data)
-            report.write(result, workdir)
-        contenders = [_Contender(config, strategy, data) for strategy in strategies]
-        _time_in_turns(contenders)
-        for seed in config.seeds:
-            for contender in contenders:
-                logging.info("training %s, seed %d", contender.memory, seed)
-                contender.restart(config, seed)
-                directory = workdir / f"{contender.memory}-seed{seed}"
-                trained = training.train(contender.model, config, data, seed, directory)
-                result["runs"].append(contender.row(seed, trained))
-                report.write(result, workdir)
-        if len(strategies) > 1:
-            result["parity"] |= _accuracy_parity(config, result["runs"], strategies, data.num_test)
-            result["parity"]["passed"] = result["parity"]["gradients_passed"] and result["parity"]["accuracy_passed"]
+        _compare(config, data, strategy, keep)
         result["status"] = "complete"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PreemptedError):
         result["status"] = "interrupted"
         raise
     except Exception:
         result["status"] = "failed"
         raise
     finally:
-        report.write(result, workdir)
+        keep.write()
     return result
+
+
+def _compare(config, data, strategy, keep):
+    """Fills in what the report lacks: the parity of gradients, the costs, a run for each strategy and seed, the verdict."""
+    result, names = keep.result, config_module.strategies(config)
+    if len(names) > 1 and result["parity"] is None:
+        result["parity"] = _gradient_parity(config, names, data)
+        keep.write()
+    make = functools.cache(lambda name: _Contender(config, name, data, strategy))
+    if not result["costs"]:
+        _time_in_turns([make(name) for name in names])
+        result["costs"] = {name: make(name).cost() for name in names}
+        keep.write()
+    done = {(run["memory"], run["seed"]) for run in result["runs"]}
+    for seed in config.seeds:
+        for name in names:
+            if (name, seed) in done:
+                continue
+            logging.info("training %s, seed %d", name, seed)
+            with _told_when_out_of_memory(config, name):
+                make(name).restart(config, seed)
+                trained = training.train(make(name).loop, config, data, seed, keep.workdir / f"{name}-seed{seed}")
+            row = {"memory": name, "seed": seed, "accuracy": trained.accuracy}
+            result["runs"].append(row | result["costs"][name] | {"history": trained.history})
+            keep.write()
+    if len(names) > 1:
+        result["parity"] |= _accuracy_parity(config, result["runs"], names, data.num_test)
+        result["parity"]["passed"] = result["parity"]["gradients_passed"] and result["parity"]["accuracy_passed"]
+
+
+@contextlib.contextmanager
+def _told_when_out_of_memory(config, name):
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        taken = memory.allocated_peak() / 2**20
+        raise OutOfMemoryError(
+            f"Out of memory: a step of memory={name!r} on {config.batch_size} images, with {taken:.0f} MiB taken. "
+            f"What needs less: memory='shared' (config.compare=() and config.memory=shared), or a smaller config.batch_size. "
+            f"TensorFlow says: {' '.join(str(error).split())[:200]}"
+        ) from error
 
 
 def _load(config):
     """The data set of a config, or its fallback, and the config that names the one that was found."""
     try:
         return config, data_module.load(config.dataset, config.data_dir or None)
-    except data_module.DataNotFoundError as error:
+    except data_module.DataError as error:
         if not config.fallback_dataset:
             raise
         logging.warning("%s Instead %s serves.", error, config.fallback_dataset)
@@ -101,6 +139,30 @@ def _load(config):
         config = copy.deepcopy(config)
         config.dataset = data.name
         return config, dataclasses.replace(data, source=source)
+
+
+# What zoo.published calls the error on a data set, without and with augmentation.
+PUBLISHED_ERRORS = {
+    ("cifar10", False): "C10",
+    ("cifar10", True): "C10+",
+    ("cifar100", False): "C100",
+    ("cifar100", True): "C100+",
+    ("svhn_cropped", False): "SVHN",
+    ("imagenet2012", True): "ImageNet top-1",
+}
+
+
+def _published(config):
+    """What a paper states of this network on this data, for the report; `None` where none does."""
+    if isinstance(config.model, str):
+        name = config.model if config.model in zoo.VARIANTS else None
+    else:
+        name = zoo.identify(config.model.to_dict(), config.schedule)
+    key = PUBLISHED_ERRORS.get((config.dataset, config.augment))
+    published = zoo.published(name) if name else None
+    if published is None or key not in published.errors:
+        return None
+    return {"model": name, "data": key, "error": published.errors[key], "source": published.source}
 
 
 # === Parity ===
@@ -120,7 +182,7 @@ def _float64():
 
 def _gradient_parity(config, strategies, data):
     """The largest relative errors, over all weights, of each strategy's gradients and moving averages in float64."""
-    images, labels = next(iter(data.train_batches(PARITY_BATCH, seed=config.seeds[0], augment=config.augment)))
+    images, labels = next(iter(data.train_epoch(PARITY_BATCH, seed=config.seeds[0], augment=config.augment)))
     reference, errors = None, {}
     for strategy in strategies:
         with _float64():
@@ -176,21 +238,49 @@ def _largest_relative_error(ours, plain):
 
 
 def _accuracy_parity(config, runs, strategies, num_test):
-    """Holds the accuracies, averaged over the seeds, against the first strategy's."""
-    accuracy = {s: statistics.fmean(r["accuracy"] for r in runs if r["memory"] == s) for s in strategies}
-    gap = max(abs(accuracy[s] - accuracy[strategies[0]]) for s in strategies)
-    images = num_test * sum(r["memory"] == strategies[0] for r in runs)
-    # Two successes and two failures are added, so that accuracies near 1 keep an error (Agresti and Caffo, 2000).
-    share = (statistics.fmean(accuracy.values()) * 2 * images + 2) / (2 * images + 4)
-    allowed = config.accuracy_margin + 3 * math.sqrt(2 * share * (1 - share) / images)
+    """Holds the accuracies against the first strategy's: equivalence over the seeds, or with one seed the plain gap."""
+    accuracy = np.array([[run["accuracy"] for run in runs if run["memory"] == name] for name in strategies])
+    gaps = accuracy.mean(1)[1:] - accuracy.mean(1)[0]
+    judge = _equivalence if accuracy.shape[1] > 1 else _plain_gap
+    return {"accuracy_gap": float(np.max(np.abs(gaps)))} | judge(config, accuracy, gaps, strategies, num_test)
+
+
+def _equivalence(config, accuracy, gaps, strategies, num_test):
+    """Two one-sided tests (Schuirmann, 1987) on `accuracy` [strategies, seeds]: is each gap surely within the margin?
+
+    A seed is a block of a randomised block design: its strategies share weights and batches. What strategies and seeds do not
+    explain is the noise of training, by which rounding makes any two trainings part ways.
+    """
+    num_strategies, num_seeds = accuracy.shape
+    freedom = (num_strategies - 1) * (num_seeds - 1)
+    residual = accuracy - accuracy.mean(1, keepdims=True) - accuracy.mean(0, keepdims=True) + accuracy.mean()
+    error = math.sqrt(2 * np.sum(residual**2) / freedom / num_seeds)
+    half = float(scipy.stats.t.ppf(CONFIDENCE, freedom)) * error
+    intervals = {name: [float(gap - half), float(gap + half)] for name, gap in zip(strategies[1:], gaps, strict=True)}
+    margin = config.accuracy_margin
     return {
-        "accuracy_gap": gap,
-        "accuracy_gap_allowed": allowed,
-        "accuracy_passed": bool(gap <= allowed),
+        "accuracy_gap_allowed": margin,
+        "accuracy_intervals": intervals,
+        "accuracy_passed": bool(all(-margin < low and high < margin for low, high in intervals.values())),
         "accuracy_judged": (
-            f"mean test accuracy against {strategies[0]!r}: at most {config.accuracy_margin:g} (config.accuracy_margin), for "
-            "rounding makes any two trainings part ways, and three standard errors of the difference between two "
-            f"accuracies over {images} test images"
+            f"two one-sided tests at {1 - CONFIDENCE:.0%} over {num_seeds} seeds, noise of training with {freedom} degrees of "
+            f"freedom: the {2 * CONFIDENCE - 1:.0%} confidence interval of each difference to {strategies[0]!r} must be within "
+            f"{margin:g} (config.accuracy_margin)"
+        ),
+    }
+
+
+def _plain_gap(config, accuracy, gaps, strategies, num_test):
+    # Two successes and two failures are added, so that accuracies near 1 keep an error (Agresti and Caffo, 2000).
+    share = (accuracy.mean() * 2 * num_test + 2) / (2 * num_test + 4)
+    allowed = config.accuracy_margin + 3 * math.sqrt(2 * share * (1 - share) / num_test)
+    return {
+        "accuracy_gap_allowed": allowed,
+        "accuracy_passed": bool(np.max(np.abs(gaps)) <= allowed),
+        "accuracy_judged": (
+            f"one seed, which shows no noise of training: the gap to {strategies[0]!r} is at most {config.accuracy_margin:g} "
+            "(config.accuracy_margin) and three standard errors of the difference between two accuracies over "
+            f"{num_test} test images; more seeds (config.seeds) test for equivalence"
         ),
     }
 
@@ -199,55 +289,54 @@ def _accuracy_parity(config, runs, strategies, num_test):
 
 
 class _Contender:
-    """One strategy's network, compiled once: measured when made, then timed, then trained for each seed."""
+    """One strategy's network, compiled once: measured and timed if need be, then trained for each seed."""
 
-    def __init__(self, config, strategy, data):
-        before = memory.allocated()
-        self.memory = strategy
-        self.model = training.build_model(config, strategy, config.seeds[0])
-        training.compile_model(self.model, config, training.steps_per_epoch(config, data))
-        self.model.optimizer.build(self.model.trainable_variables)
-        self._fresh_optimizer = [v.numpy() for v in self.model.optimizer.variables]
-        batches = data.train_batches(config.batch_size, seed=config.seeds[0], augment=config.augment)
-        self._batch = iter(batches.take(1).cache().repeat())  # of the type that `fit` passes, so nothing is traced twice
-        self.model.make_train_function()
-        logging.info("measuring %s", strategy)
-        measured = memory.measure(self.step)
-        self.peak, self.baseline = measured.peak, measured.baseline - before
+    def __init__(self, config, name, data, strategy):
+        self.name, self.before = name, memory.allocated()
+        with strategy.scope():
+            self.model = training.build_model(config, name, config.seeds[0])
+            training.compile_model(self.model, config, training.steps_per_epoch(config, data, strategy.num_replicas_in_sync))
+            self.model.optimizer.build(self.model.trainable_variables)
+        self.fresh_optimizer = [v.numpy() for v in self.model.optimizer.variables]
+        self.loop = Loop(self.model, strategy)
+        batch = next(training.train_batches(config, data, strategy, config.seeds[0]))
+        self.step = functools.partial(self.loop.train_step, batch)
+        self.told_when_out_of_memory = functools.partial(_told_when_out_of_memory, config, name)
         self.seconds = []
 
-    def step(self):
-        return self.model.train_function(self._batch)
+    def measure(self):
+        logging.info("measuring %s", self.name)
+        with self.told_when_out_of_memory():
+            self.measured = memory.measure(self.step)
 
     def time(self):
         start = time.perf_counter()
-        float(self.step()["loss"])  # waits for the device
+        float(self.step()[0])  # waits for the device
         self.seconds.append(time.perf_counter() - start)
 
-    def restart(self, config, seed):
-        """The initial weights of `seed`, the same for every strategy, and an optimizer without a past."""
-        initial = training.build_model(config, self.memory, seed)
-        for variable, fresh in zip(self.model.variables, initial.variables, strict=True):
-            variable.assign(fresh)
-        for variable, value in zip(self.model.optimizer.variables, self._fresh_optimizer, strict=True):
-            variable.assign(value)
-
-    def row(self, seed, trained):
+    def cost(self):
         return {
-            "memory": self.memory,
-            "seed": seed,
             "mode": training.mode_of(self.model),
-            "accuracy": trained.accuracy,
-            "peak_bytes": self.peak,
-            "baseline_bytes": self.baseline,
+            "peak_bytes": self.measured.peak,
+            "baseline_bytes": self.measured.baseline - self.before,
             "step_seconds": statistics.median(self.seconds),
             "step_seconds_range": [min(self.seconds), max(self.seconds)],
             "params": self.model.count_params(),
-            "history": trained.history,
         }
+
+    def restart(self, config, seed):
+        """The initial weights of `seed`, the same for every strategy, and an optimizer without a past."""
+        initial = training.build_model(config, self.name, seed)
+        for variable, fresh in zip(self.model.variables, initial.variables, strict=True):
+            variable.assign(fresh.numpy())
+        for variable, value in zip(self.model.optimizer.variables, self.fresh_optimizer, strict=True):
+            variable.assign(value)
+        self.loop.restart()
 
 
 def _time_in_turns(contenders):
+    for contender in contenders:
+        contender.measure()
     for _ in range(TIMED_STEPS):
         for contender in contenders:
             contender.time()
@@ -256,7 +345,7 @@ def _time_in_turns(contenders):
 # === Environment ===
 
 
-def _environment(data):
+def _environment(data, strategy):
     gpus = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.get_visible_devices("GPU")]
     return {
         "tensorflow": tf.__version__,
@@ -264,6 +353,7 @@ def _environment(data):
         "python": platform.python_version(),
         "device": ", ".join(str(gpu.get("device_name", "GPU")) for gpu in gpus)
         or f"CPU ({platform.machine()}, {os.cpu_count()} cores)",
+        "replicas": strategy.num_replicas_in_sync,
         "dataset": data.name,
         "source": data.source,
         "train_images": data.num_train,

@@ -1,6 +1,11 @@
-"""Which devices a program runs on."""
+"""Which devices a program runs on, and how a batch is spread over them."""
+
+import json
+import os
 
 import tensorflow as tf
+
+from densenets.data import Share
 
 
 class DeviceError(ValueError):
@@ -28,3 +33,54 @@ def choose(gpus=None):
         tf.config.set_visible_devices(present, "GPU")
     for gpu in present:
         tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def make_strategy(distribute):
+    """The `tf.distribute` strategy of a name: "none", "mirrored" (every GPU, or every logical CPU) or "multi_worker".
+
+    Call it before anything is computed: workers can only be joined then.
+
+    Raises:
+        DeviceError: where the environment does not name the workers.
+    """
+    if distribute == "none":
+        return tf.distribute.get_strategy()
+    if distribute == "mirrored":
+        names = [device.name for device in tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")]
+        return tf.distribute.MirroredStrategy(names)
+    try:
+        cluster = json.loads(os.environ.get("TF_CONFIG", "{}"))
+        cluster["cluster"]["worker"][cluster["task"]["index"]]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise DeviceError(
+            "config.distribute=multi_worker needs the workers in the environment, for example "
+            'TF_CONFIG=\'{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}\'; '
+            f"got TF_CONFIG={os.environ.get('TF_CONFIG')!r}."
+        ) from error
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def is_chief(strategy):
+    """Whether this process is the one that writes files."""
+    resolver = strategy.cluster_resolver
+    return resolver is None or not resolver.task_id
+
+
+def in_all_processes(strategy, number):
+    """The set of the `number`s that the processes of `strategy` call this with. Returns when all of them are here."""
+    if strategy.cluster_resolver is None:
+        return {number}
+    numbers = strategy.gather(strategy.experimental_distribute_values_from_function(lambda _: tf.constant([number])), axis=0)
+    return set(map(int, numbers.numpy()))
+
+
+def spread(strategy, make_dataset):
+    """The batches of `make_dataset(share)` for the devices of `strategy`: each its part of every batch."""
+    if strategy.num_replicas_in_sync == 1:
+        return make_dataset(Share())
+
+    def own(context):
+        workers = context.num_input_pipelines
+        return make_dataset(Share(context.input_pipeline_id, workers, context.num_replicas_in_sync // workers))
+
+    return strategy.distribute_datasets_from_function(own)

@@ -73,8 +73,13 @@ def measure(step: Callable, *args: Any) -> Measurement:
 
 def _wait():
     """Until every device has done what it was given. (A session of TensorFlow 1 waits by itself.)"""
-    if tf.executing_eagerly():
+    if not tf.executing_eagerly():
+        return
+    try:
         tf.test.experimental.sync_devices()
+    except tf.errors.InternalError:  # where several processes train together, TensorFlow knows no way to ask all devices
+        with tf.device(_device()):
+            tf.zeros([]).numpy()  # comes behind what the device was given before
 
 
 @functools.cache
@@ -103,6 +108,11 @@ def _compiled_totals():
 def allocated() -> int:
     """The bytes that live now on the device that `measure` asks."""
     return _statistics(_device())["current"]
+
+
+def allocated_peak() -> int:
+    """The most bytes that have lived on that device since the last measurement."""
+    return _statistics(_device())["peak"]
 
 
 def _device():

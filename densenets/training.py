@@ -1,15 +1,17 @@
-"""From a config to a trained network: the fields, their check, the model, its recipe and one run."""
+"""From a config to a trained network: the model, its recipe and one run."""
 
+import csv
 import dataclasses
-import os
 import pathlib
 
 import keras
-import ml_collections
+from absl import logging
 
+from densenets import callbacks, devices, files, issue_36981, zoo
+from densenets import config as config_module
 from densenets import data as data_module
-from densenets import files, issue_36981, zoo
-from densenets.dense_block import STRATEGIES
+from densenets.config import ConfigError
+from densenets.loop import DivergedError
 from densenets.model import DenseNet, DenseNetCifar
 from densenets.optimizer import TorchSGD
 
@@ -20,114 +22,27 @@ MODES = {
     "xla": {"jit_compile": True},
 }
 EXAMPLES = {"issue_36981": issue_36981.build}  # networks that a config can name and that are no published DenseNet
-PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
-DISTRIBUTIONS = ("none",)
+OPTIMIZERS = {
+    "sgd": lambda rate, config: TorchSGD(rate, momentum=config.momentum, weight_decay=config.weight_decay),
+    "adam": lambda rate, config: keras.optimizers.Adam(rate),
+}
 
 
-# === Config ===
-
-
-def default_config():
-    """Every field of a config, with the papers' recipe for CIFAR (arXiv:1608.06993, section 4.2) where it has a say."""
-    config = ml_collections.ConfigDict()
-
-    # Data
-    config.dataset = "cifar10"  # one of densenets.data.DATASETS
-    config.data_dir = ""  # of tensorflow-datasets; by default $TFDS_DATA_DIR or ~/tensorflow_datasets
-    config.fallback_dataset = ""  # what serves where `dataset` can neither be found nor downloaded; "" for an error
-    config.augment = True  # zero padding, random crop, horizontal flip
-
-    # Model: a name of densenets.list_models(), or the arguments of DenseNetCifar (with `depth`) or DenseNet (with `blocks`)
-    config.model = ml_collections.ConfigDict(
-        {"depth": 100, "growth_rate": 12, "bottleneck": True, "compression": 0.5, "dropout_rate": 0.0}
-    )
-    config.memory = "shared"  # the strategy, where there is nothing to compare
-    config.compare = ("naive", "checkpoint", "shared")  # strategies to hold against the first of them; () to train with one
-    config.accuracy_margin = 0.02  # the difference in test accuracy that still counts as equal, beside sampling error
-
-    # Recipe
-    config.seeds = (0,)
-    config.optimizer = "sgd"  # the papers', by Torch's rule; or adam, which takes the learning rate alone
-    config.epochs = 300
-    config.steps_per_epoch = 0  # 0 for all of the training data
-    config.batch_size = 64
-    config.learning_rate = 0.1  # divided by 10 at each milestone
-    config.milestones = (0.5, 0.75)  # as shares of all epochs
-    config.momentum = 0.9
-    config.weight_decay = 1e-4
-
-    # Execution
-    config.mode = "auto"  # auto, eager, graph, xla
-    config.precision = "float32"  # or mixed_bfloat16, mixed_float16, float64
-    config.distribute = "none"
-    return config
-
-
-def config_keys():
-    """The names of all fields, those of the model with a dot."""
-    config = default_config()
-    return sorted([*config, *(f"model.{key}" for key in config.model)])
-
-
-class ConfigError(ValueError):
-    """A config that cannot be run; the message names the key, its value and what is allowed."""
-
-
-def check_config(config):
-    """Raises `ConfigError` for the first thing that cannot work, before any data is read.
+def check_config(config, num_replicas=1):
+    """Raises `ConfigError` for the first thing that cannot work on so many devices, before any data is read.
 
     Builds the network once, since only its builder knows which arguments make one.
     """
-    known = {*default_config(), "recompute"}
-    for key in config:
-        if key not in known:
-            raise ConfigError(f"config.{key} is unknown; the keys are {', '.join(sorted(known))}.")
-    for key, allowed in (
-        ("fallback_dataset", ("", *data_module.DATASETS)),
-        ("optimizer", OPTIMIZERS),
-        ("dataset", data_module.DATASETS),
-        ("memory", STRATEGIES),
-        ("mode", MODES),
-        ("precision", PRECISIONS),
-        ("distribute", DISTRIBUTIONS),
-    ):
-        if config[key] not in allowed:
-            raise ConfigError(f"config.{key} must be one of {', '.join(allowed)}; got {config[key]!r}.")
-    for strategy in config.compare:
-        if strategy not in STRATEGIES:
-            raise ConfigError(f"config.compare must name strategies of {', '.join(STRATEGIES)}; got {strategy!r}.")
-    if len(set(config.compare)) < len(config.compare):
-        raise ConfigError(f"config.compare names a strategy twice: {tuple(config.compare)}.")
-    for key in ("epochs", "batch_size"):
-        if config[key] < 1:
-            raise ConfigError(f"config.{key} must be at least 1; got {config[key]}.")
-    for key in ("steps_per_epoch", "learning_rate", "momentum", "weight_decay", "accuracy_margin"):
-        if config[key] < 0:
-            raise ConfigError(f"config.{key} must not be negative; got {config[key]}.")
-    if not config.seeds or not all(isinstance(seed, int) and seed >= 0 for seed in config.seeds):
-        raise ConfigError(f"config.seeds must be one or more whole numbers, none negative; got {config.seeds}.")
-    if not all(0 < share < 1 for share in config.milestones):
-        raise ConfigError(f"config.milestones must be shares between 0 and 1; got {config.milestones}.")
+    config_module.check_values(config)
+    if config.batch_size % num_replicas:
+        raise ConfigError(f"config.batch_size must be a multiple of the {num_replicas} devices; got {config.batch_size}.")
     try:
         build_model(config, config.memory)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"config.model does not make a network: {error}") from error
 
 
-def strategies(config):
-    """The strategies that a config runs, the reference first. A field `recompute`, where there is one, chooses one of two."""
-    if "recompute" in config:
-        return ("checkpoint" if config.recompute else "naive",)
-    return tuple(config.compare) or (config.memory,)
-
-
 # === Model and recipe ===
-
-
-OPTIMIZERS = {
-    "sgd": lambda rate, config: TorchSGD(rate, momentum=config.momentum, weight_decay=config.weight_decay),
-    "adam": lambda rate, config: keras.optimizers.Adam(rate),
-}
 
 
 def build_model(config, memory, seed=0):
@@ -142,7 +57,7 @@ def build_model(config, memory, seed=0):
     }
     if isinstance(config.model, str):
         example = EXAMPLES.get(config.model)
-        return example(**arguments) if example else zoo.create_model(config.model, **arguments)
+        return example(**arguments) if example else zoo.create_model(config.model, weights=None, **arguments)
     builder = DenseNet if "blocks" in config.model else DenseNetCifar
     return builder(**config.model.to_dict(), **arguments)
 
@@ -151,19 +66,32 @@ def make_loss():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
+def make_schedule(config, steps_per_epoch):
+    """The learning rate by step: a number, or a schedule of Keras."""
+    total = config.epochs * steps_per_epoch
+    if config.schedule == "cosine":
+        return keras.optimizers.schedules.CosineDecay(config.learning_rate, total)
+    starts = sorted(int(share * total) for share in config.milestones)
+    values = [config.learning_rate / 10**i for i in range(len(starts) + 1)]
+    # Keras' boundaries are the last steps of a rate, counted from 0.
+    boundaries = [start - 1 for start in starts]
+    return keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, values) if boundaries else values[0]
+
+
 def compile_model(model, config, steps_per_epoch):
     """Gives `model` the recipe of a config: optimizer, schedule, loss and accuracy."""
-    total = config.epochs * steps_per_epoch
-    boundaries = sorted(int(share * total) for share in config.milestones)
-    values = [config.learning_rate / 10**i for i in range(len(boundaries) + 1)]
-    schedule = keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, values) if boundaries else values[0]
-    optimizer = OPTIMIZERS[config.optimizer](schedule, config)
-    model.compile(optimizer=optimizer, loss=make_loss(), metrics=["accuracy"], **MODES[config.mode])
+    optimizer = OPTIMIZERS[config.optimizer](make_schedule(config, steps_per_epoch), config)
+    mode = "graph" if config.distribute != "none" else config.mode  # XLA knows no sums over devices
+    model.compile(optimizer=optimizer, loss=make_loss(), metrics=["accuracy"], **MODES[mode])
 
 
 def mode_of(model):
     """How a compiled model really runs: what `auto` came to."""
     return "eager" if model.run_eagerly else "xla" if model.jit_compile else "graph"
+
+
+def steps_per_epoch(config, data, num_replicas=1):
+    return config.steps_per_epoch or data.num_steps(config.batch_size, num_replicas)
 
 
 # === One run ===
@@ -177,27 +105,70 @@ class Run:
     accuracy: float
 
 
-def steps_per_epoch(config, data):
-    return config.steps_per_epoch or -(-data.num_train // config.batch_size)
+def train_batches(config, data, strategy, seed, start=0):
+    """The batches of a config from step `start` on, endlessly, for the devices of `strategy`."""
+    num_steps = data.num_steps(config.batch_size, strategy.num_replicas_in_sync)
+    epoch, skip = divmod(start, num_steps)
+    while True:
+
+        def make(share, epoch=epoch, skip=skip):
+            options = {"seed": seed, "epoch": epoch, "augment": config.augment, "skip": skip}
+            return data.train_epoch(config.batch_size, share=share, **options)
+
+        yield from devices.spread(strategy, make)
+        epoch, skip = epoch + 1, 0
 
 
-def train(model, config, data, seed, workdir):
-    """Trains a compiled model and leaves `history.csv` and `model.keras` in `workdir`.
+def train(loop, config, data, seed, workdir):
+    """Trains the compiled model of `loop` and leaves in `workdir`: history.csv, model.keras and what TensorBoard shows.
 
-    The order of the data and its augmentation depend on `seed` alone.
+    Goes on where an earlier call was ended. The order of the data and its augmentation depend on `seed` alone.
+
+    Raises:
+        DivergedError: where the loss is not finite, with the likely reasons.
+        Others as `Loop.fit`.
     """
     workdir = pathlib.Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    train_batches = data.train_batches(config.batch_size, seed=seed, augment=config.augment)
-    test_batches = data.test_batches(config.batch_size)
-    history = model.fit(
-        train_batches.repeat(),
-        epochs=config.epochs,
-        steps_per_epoch=steps_per_epoch(config, data),
-        validation_data=test_batches,
-        shuffle=False,  # the batches are shuffled already
-        callbacks=[keras.callbacks.CSVLogger(workdir / "history.csv"), keras.callbacks.TerminateOnNaN()],
-        verbose="auto" if os.isatty(1) else 2,
-    )
-    files.replace(workdir / "model.keras", model.save)
-    return Run(history.history, history.history["val_accuracy"][-1])
+    chief = devices.is_chief(loop.strategy)
+    watchers = []
+    if chief:
+        workdir.mkdir(parents=True, exist_ok=True)
+        some = next(iter(data.train_epoch(8, seed=seed, augment=config.augment)))[0]
+        watchers = [
+            callbacks.Progress(config.batch_size, logging.info),
+            callbacks.Summaries(workdir / "tensorboard", some),
+            callbacks.History(lambda history: files.replace(workdir / "history.csv", lambda p: _write_csv(history, p)), loop),
+        ]
+    try:
+        history = loop.fit(
+            lambda step: train_batches(config, data, loop.strategy, seed, step),
+            epochs=config.epochs,
+            steps_per_epoch=steps_per_epoch(config, data, loop.num_replicas),
+            evaluate=lambda loop: loop.evaluate(
+                devices.spread(loop.strategy, lambda share: data.test_batches(config.batch_size, share))
+            ),
+            checkpoint=workdir / "checkpoint.npz",
+            callbacks=watchers,
+        )
+    except DivergedError as error:
+        raise DivergedError(f"{error}. {_reasons(config, workdir)}") from error
+    if chief:
+        files.replace(workdir / "model.keras", loop.model.save)
+    return Run(history, history["val_accuracy"][-1])
+
+
+def _write_csv(history, path):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["epoch", *history])
+        writer.writerows([epoch, *row] for epoch, row in enumerate(zip(*history.values(), strict=True), start=1))
+
+
+def _reasons(config, workdir):
+    reasons = [f"the learning rate, {config.learning_rate:g} at the start for batches of {config.batch_size}, is too high"]
+    if config.precision == "mixed_float16":
+        reasons.append("float16 overflows (mixed_bfloat16 does not)")
+    reasons.append("an image or a label of the data set is broken")
+    saved = workdir / "checkpoint.npz"
+    kept = f" {saved} is from before." if saved.exists() else ""
+    return f"Likely, {'; or '.join(reasons)}.{kept}"

@@ -120,6 +120,24 @@ def create_model(name: str, **overrides: Any) -> keras.Model:
     return _variant(name).build({"name": name} | overrides)
 
 
+def arguments(name: str) -> dict[str, Any]:
+    """The arguments that make a network: of `DenseNetCifar` (with `depth`) or of `DenseNet` (with `blocks`).
+
+    Raises:
+        ValueError: for an unknown name, with the nearest ones.
+    """
+    return dict(_variant(name).arguments)
+
+
+def identify(arguments: dict[str, Any], schedule: str = "steps") -> str | None:
+    """The name of the network that `arguments` make when trained by a `schedule`, "steps" or "cosine"; `None` for another."""
+    defaults = {"bottleneck": True, "compression": 0.5}
+    wanted = defaults | {key: value for key, value in arguments.items() if key not in ("dropout_rate", "stem")}
+    names = [name for name, variant in VARIANTS.items() if defaults | variant.arguments == wanted]
+    by_schedule = [name for name in names if name.startswith("cosine") == (schedule == "cosine")]
+    return next(iter(by_schedule), None)
+
+
 def published(name: str) -> Published:
     """What the papers state of a network, as a `Published`.
 

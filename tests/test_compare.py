@@ -1,16 +1,19 @@
 import json
 
 import keras
+import numpy as np
 import pytest
+import scipy.stats
 import tensorflow as tf
 
-from densenets import compare, dense_block, training
+from densenets import compare, dense_block, report
+from densenets import config as config_module
 from densenets.recompute import recompute
 
 
 @pytest.fixture
 def config():
-    config = training.default_config()
+    config = config_module.default_config()
     config.dataset = "digits"
     config.augment = False
     config.model.depth = 10
@@ -105,15 +108,62 @@ def test_a_missing_gradient_is_caught(config, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "report.json").read_text())["status"] == "failed"
 
 
-def test_worse_accuracy_is_caught(config):
+def judged(config, *accuracies, num_test=10_000):
+    """The verdict on the accuracies of naive, checkpoint, ..., each a list by seed."""
+    names = ("naive", "checkpoint", "shared")[: len(accuracies)]
+    runs = [{"memory": n, "accuracy": a} for n, own in zip(names, accuracies, strict=True) for a in own]
+    return compare._accuracy_parity(config, runs, names, num_test)
+
+
+def test_worse_accuracy_is_caught_with_one_seed(config):
     config.accuracy_margin = 0.02
-    runs = [{"memory": "naive", "accuracy": 0.95}, {"memory": "checkpoint", "accuracy": 0.90}]
-    parity = compare._accuracy_parity(config, runs, ("naive", "checkpoint"), 10_000)
+    parity = judged(config, [0.95], [0.90])
     assert parity["accuracy_gap"] == pytest.approx(0.05)
     # 0.02 and three standard errors of a difference: 3 * sqrt(2 * 0.925 * 0.075 / 10000)
     assert parity["accuracy_gap_allowed"] == pytest.approx(0.02 + 0.01118, abs=1e-4)
     assert parity["accuracy_passed"] is False
-    assert compare._accuracy_parity(config, runs, ("naive", "checkpoint"), 100)["accuracy_passed"] is True
+    assert judged(config, [0.95], [0.90], num_test=100)["accuracy_passed"] is True
+
+
+def test_equivalence_is_the_two_one_sided_tests_of_a_paired_difference(config):
+    config.accuracy_margin = 0.02
+    naive, other = [0.90, 0.91, 0.93, 0.92], [0.905, 0.912, 0.926, 0.921]
+    difference = np.subtract(other, naive)
+    for margin, passed in ((0.02, True), (0.004, False)):
+        config.accuracy_margin = margin
+        parity = judged(config, naive, other)
+        low, high = parity["accuracy_intervals"]["checkpoint"]
+        half = scipy.stats.t.ppf(0.95, 3) * difference.std(ddof=1) / 2
+        assert (low, high) == pytest.approx((difference.mean() - half, difference.mean() + half))
+        tests = [
+            scipy.stats.ttest_1samp(difference, -margin, alternative="greater").pvalue < 0.05,
+            scipy.stats.ttest_1samp(difference, margin, alternative="less").pvalue < 0.05,
+        ]
+        assert parity["accuracy_passed"] is all(tests) is passed
+
+
+def test_equivalence_is_not_shown_by_noise_or_by_a_gap(config):
+    config.accuracy_margin = 0.02
+    assert judged(config, [0.90, 0.91], [0.90, 0.91], [0.90, 0.91])["accuracy_passed"] is True
+    assert judged(config, [0.90, 0.95], [0.95, 0.90], [0.93, 0.92])["accuracy_passed"] is False  # equal means, but noise
+    assert judged(config, [0.90, 0.91], [0.90, 0.91], [0.87, 0.88])["accuracy_passed"] is False
+
+
+def test_several_workdirs_make_one_table(config, tmp_path):
+    config.compare = ("naive", "shared")
+    config.seeds = (0, 1)
+    compare.run(config, tmp_path / "a")
+    config.compare = ()
+    compare.run(config, tmp_path / "b")
+    lines = report.summary([tmp_path / "a", tmp_path / "b"]).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert [(row[0][-1], row[2], row[4]) for row in cells] == [
+        ("a", "naive", "0, 1"),
+        ("a", "shared", "0, 1"),
+        ("b", "shared", "0, 1"),
+    ]
+    with pytest.raises(FileNotFoundError, match="report.json"):
+        report.summary([tmp_path / "c"])
 
 
 def test_one_strategy_alone_is_trained_without_a_verdict(config, tmp_path):

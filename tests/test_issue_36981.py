@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 from helpers import images, in_mode, peak_bytes, relative_error
 
-from densenets import compare, data, issue_36981, training
+from densenets import compare, data, issue_36981
+from densenets import config as config_module
 
 
 def step(model, x):
@@ -46,11 +47,11 @@ def test_every_variable_has_its_gradient(mode, float64):
 def test_bundled_data_serves_where_fashion_mnist_cannot_be_had(monkeypatch, tmp_path):
     def load(name, data_dir):
         if name == "fashion_mnist":
-            raise data.DataNotFoundError("no network")
+            raise data.DataError("no network")
         return data._load_digits()
 
     monkeypatch.setattr(data, "load", load)
-    config = training.default_config()
+    config = config_module.default_config()
     config.dataset, config.fallback_dataset, config.augment = "fashion_mnist", "digits", False
     config.recompute = True
     config.epochs = config.steps_per_epoch = 1

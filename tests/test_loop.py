@@ -1,0 +1,132 @@
+"""The training loop, held against Keras' own `fit`, and its ways to fail."""
+
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from densenets import compare, config, data, training
+from densenets.loop import DivergedError, Loop
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def classifier(mode):
+    model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+    model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"], **training.MODES[mode])
+    return model
+
+
+def test_curves_and_weights_are_those_of_fit(mode, float64):
+    digits = data.load("digits")
+    keras.utils.set_random_seed(1)
+    ours, theirs = classifier(mode), classifier(mode)
+    theirs.set_weights(ours.get_weights())
+    steps = digits.num_steps(100)  # the last batch has 37 images
+
+    def double(images, *rest):
+        return tf.cast(images, tf.float64), *rest
+
+    def batches(step):
+        for epoch in range(2):
+            yield from digits.train_epoch(100, epoch=epoch).map(double)
+
+    test = digits.test_batches(100).map(double)
+    history = Loop(ours).fit(batches, epochs=2, steps_per_epoch=steps, evaluate=lambda loop: loop.evaluate(test))
+    for epoch in range(2):
+        expected = theirs.fit(digits.train_epoch(100, epoch=epoch).map(double), validation_data=test, verbose=0, shuffle=False)
+        for name in ("accuracy", "val_loss", "val_accuracy", "loss"):
+            assert history[name][epoch] == pytest.approx(expected.history[name][0], rel=1e-6), name
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_keras_callbacks_run_on_it():
+    digits = data.load("digits")
+    seen = []
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append((epoch, sorted(logs)))),
+        keras.callbacks.EarlyStopping(monitor="val_loss", patience=0, baseline=-1.0),  # stops after the second epoch
+    ]
+    loop = Loop(classifier("eager"))
+    history = loop.fit(
+        lambda step: iter(digits.train_epoch(64).repeat()),
+        epochs=5,
+        steps_per_epoch=3,
+        evaluate=lambda loop: loop.evaluate(digits.test_batches(100)),
+        callbacks=callbacks,
+    )
+    names = ["accuracy", "data_wait", "images_per_second", "learning_rate", "loss", "val_accuracy", "val_loss"]
+    assert seen == [(0, names), (1, names)]
+    assert len(history["loss"]) == 2
+
+
+def test_a_loss_that_is_no_number_stops_with_its_step_and_keeps_the_checkpoint_from_before(tmp_path):
+    settings = config.default_config()
+    settings.update_from_flattened_dict({"dataset": "digits", "model.depth": 10, "model.growth_rate": 4, "compare": ()})
+    settings.update_from_flattened_dict({"mode": "eager", "epochs": 3, "steps_per_epoch": 4, "memory": "naive"})
+    digits = data.load("digits")
+    model = training.build_model(settings, "naive")
+    training.compile_model(model, settings, 4)
+    loop = Loop(model)
+
+    def batches(step):
+        for number, (images, labels) in enumerate(digits.train_epoch(32).repeat(), start=1):
+            yield (images * np.nan if number == 7 else images), labels
+
+    with pytest.raises(DivergedError, match="The loss is nan at step 7"):
+        loop.fit(
+            batches,
+            epochs=3,
+            steps_per_epoch=4,
+            evaluate=lambda loop: {"accuracy": 0.0},
+            checkpoint=tmp_path / "checkpoint.npz",
+        )
+    with np.load(tmp_path / "checkpoint.npz") as saved:
+        assert json.loads(str(saved["progress"]))["step"] == 4
+        assert all(np.all(np.isfinite(saved[name])) for name in saved.files if name != "progress")
+    settings.learning_rate = 1e30
+    with pytest.raises(DivergedError, match=r"at step \d+. Likely, the learning rate, 1e\+30 at the start .* is too high; or"):
+        compare.run(settings, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["status"] == "failed"
+
+
+def train(workdir, *arguments, before=None, **environment):
+    command = [sys.executable, "train.py", "--config=configs/quickstart.py", f"--workdir={workdir}", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment, preexec_fn=before)
+
+
+SMALL = ["--config.model.depth=10", "--config.epochs=1", "--config.steps_per_epoch=2", "--config.compare=()"]
+
+
+def test_out_of_memory_is_told_with_the_strategy_and_what_would_fit(tmp_path):
+    large = ["--config.model.depth=100", "--config.memory=naive", "--config.compare=()", "--config.batch_size=512"]
+    done = train(tmp_path, *large, TF_CPU_BFC_MEM_LIMIT_IN_MB="400")
+    assert done.returncode == 1, done.stderr
+    assert "Out of memory: a step of memory='naive' on 512 images" in done.stderr
+    assert "MiB taken" in done.stderr
+    assert "memory='shared'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path):
+    def limit():  # no file above 100 KB: what a write to a full disk meets
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    done = train(tmp_path, *SMALL, before=limit)
+    assert done.returncode == 1, done.stderr
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("**/partial-*"))
+    assert json.loads((tmp_path / "report.json").read_text())["status"] == "failed"
+    again = train(tmp_path, *SMALL)  # with room, the same command goes on
+    assert again.returncode == 0, again.stderr
