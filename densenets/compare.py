@@ -32,6 +32,7 @@ GRADIENT_TOLERANCE = 1e-10  # relative, in float64: rounding of two orders of su
 CONFIDENCE = 0.95  # of each of the two one-sided tests that accuracies are equal
 PARITY_BATCH = 16  # images; batch statistics of more are no more exact
 TIMED_STEPS = 11
+LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.InternalError)
 
 
 class ParityError(RuntimeError):
@@ -89,7 +90,8 @@ def _compare(config, data, strategy, keep):
     """Fills in what the report lacks: the parity of gradients, the costs, a run for each strategy and seed, the verdict."""
     result, names = keep.result, config_module.strategies(config)
     if len(names) > 1 and result["parity"] is None:
-        result["parity"] = _gradient_parity(config, names, data)
+        with _told_plainly(config, names[0], data):
+            result["parity"] = _gradient_parity(config, names, data)
         keep.write()
     make = functools.cache(lambda name: _Contender(config, name, data, strategy))
     if not result["costs"]:
@@ -102,7 +104,7 @@ def _compare(config, data, strategy, keep):
             if (name, seed) in done:
                 continue
             logging.info("training %s, seed %d", name, seed)
-            with _told_when_out_of_memory(config, name):
+            with _told_plainly(config, name, data):
                 make(name).restart(config, seed)
                 trained = training.train(make(name).loop, config, data, seed, keep.workdir / f"{name}-seed{seed}")
             row = {"memory": name, "seed": seed, "accuracy": trained.accuracy}
@@ -114,16 +116,58 @@ def _compare(config, data, strategy, keep):
 
 
 @contextlib.contextmanager
-def _told_when_out_of_memory(config, name):
+def _told_plainly(config, name, data):
+    """Turns what TensorFlow raises when memory, a worker or a file gives out into an error that says what to do."""
     try:
         yield
-    except tf.errors.ResourceExhaustedError as error:
-        taken = memory.allocated_peak() / 2**20
-        raise OutOfMemoryError(
-            f"Out of memory: a step of memory={name!r} on {config.batch_size} images, with {taken:.0f} MiB taken. "
-            f"What needs less: memory='shared' (config.compare=() and config.memory=shared), or a smaller config.batch_size. "
-            f"TensorFlow says: {' '.join(str(error).split())[:200]}"
+    except tf.errors.DataLossError as error:
+        raise data_module.DataError(
+            f"A file of {config.dataset!r} is broken: {error.message[:200]}. Prepare it anew."
         ) from error
+    except tf.errors.ResourceExhaustedError as error:
+        message, taken = " ".join(str(error).split())[:200], memory.allocated_peak()
+    except LOST_WORKER as error:
+        if config.distribute != "multi_worker":
+            raise
+        raise devices.DeviceError(
+            f"Another worker has ended or cannot be reached. Start all again; they go on from the last checkpoint. TensorFlow "
+            f"says: {' '.join(str(error).split())[:200]}"
+        ) from error
+    else:
+        return
+    # Outside of the handler: its error holds on to the tensors that took the memory.
+    raise OutOfMemoryError(
+        f"Out of memory: a step of memory={name!r} on {config.batch_size} images, with {taken / 2**20:.0f} MiB taken. "
+        f"{_what_fits(config, name, data, taken)} TensorFlow says: {message}"
+    )
+
+
+def _what_fits(config, name, data, budget):
+    """The batches that fit in `budget` bytes, by strategy, as steps on a few images tell: memory grows with their number."""
+    found = []
+    for strategy in dict.fromkeys((name, "shared")):
+        sizes = [max(1, config.batch_size // share) for share in (32, 16)]
+        try:
+            small, large = (_whole_memory(config, strategy, data, size) for size in sizes)
+        except tf.errors.ResourceExhaustedError:
+            continue
+        each = (large - small) / max(1, sizes[1] - sizes[0])
+        fitting = int((budget - small) / each) + sizes[0] if each > 0 else 0
+        needed = small + each * (config.batch_size - sizes[0])
+        found.append(
+            f"config.memory={strategy} would take about {needed / 2**20:.0f} MiB; in what there was, "
+            f"config.batch_size={fitting} would fit."
+        )
+    return " ".join(found) or "Even a few images do not fit."
+
+
+def _whole_memory(config, strategy, data, batch_size):
+    """What weights, optimizer and a step on `batch_size` images take together, in bytes."""
+    config = copy.deepcopy(config)
+    config.batch_size = batch_size
+    contender = _Contender(config, strategy, data, tf.distribute.get_strategy())
+    measured = memory.measure(contender.step)
+    return measured.baseline + measured.peak
 
 
 def _load(config):
@@ -301,12 +345,12 @@ class _Contender:
         self.loop = Loop(self.model, strategy)
         batch = next(training.train_batches(config, data, strategy, config.seeds[0]))
         self.step = functools.partial(self.loop.train_step, batch)
-        self.told_when_out_of_memory = functools.partial(_told_when_out_of_memory, config, name)
+        self.told_plainly = functools.partial(_told_plainly, config, name, data)
         self.seconds = []
 
     def measure(self):
         logging.info("measuring %s", self.name)
-        with self.told_when_out_of_memory():
+        with self.told_plainly():
             self.measured = memory.measure(self.step)
 
     def time(self):

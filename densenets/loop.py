@@ -138,6 +138,7 @@ class Loop:
             checkpoints.CheckpointError: for a checkpoint that cannot be gone on from.
         """
         self._restore(checkpoint)
+        self.model.stop_training = False
         first_epoch, skipped = divmod(self.step, steps_per_epoch)
         callbacks = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=epochs, steps=steps_per_epoch)
         iterator = iter(batches(self.step))
@@ -175,7 +176,7 @@ class Loop:
                 saved = time.monotonic()
                 if signals:
                     self._end(signals[0])
-                if getattr(self.model, "stop_training", False):
+                if self.model.stop_training:
                     break
             callbacks.on_train_end()
         return self.history
