@@ -144,20 +144,21 @@ def _told_plainly(config, name, data):
 
 def _what_fits(config, name, data, budget):
     """The batches that fit in `budget` bytes, by strategy, as steps on a few images tell: memory grows with their number."""
-    found = []
+    found, most = [], config.batch_size
     for strategy in dict.fromkeys((name, "shared")):
-        sizes = [max(1, config.batch_size // share) for share in (32, 16)]
-        try:
-            small, large = (_whole_memory(config, strategy, data, size) for size in sizes)
-        except tf.errors.ResourceExhaustedError:
-            continue
-        each = (large - small) / max(1, sizes[1] - sizes[0])
-        fitting = int((budget - small) / each) + sizes[0] if each > 0 else 0
-        needed = small + each * (config.batch_size - sizes[0])
-        found.append(
-            f"config.memory={strategy} would take about {needed / 2**20:.0f} MiB; in what there was, "
-            f"config.batch_size={fitting} would fit."
-        )
+        for small, large in ((most // 8, most // 4), (most // 64, most // 32)):  # the larger, the nearer
+            try:
+                at_small, at_large = (_whole_memory(config, strategy, data, max(1, size)) for size in (small, large))
+            except tf.errors.ResourceExhaustedError:
+                continue
+            each = max(1.0, (at_large - at_small) / max(1, large - small))
+            needed = at_large + each * (most - large)
+            fitting = max(0, int((budget - at_large) / each) + large)
+            found.append(
+                f"config.memory={strategy} would take about {needed / 2**20:.0f} MiB; in what there was, "
+                f"config.batch_size={fitting} would fit."
+            )
+            break
     return " ".join(found) or "Even a few images do not fit."
 
 

@@ -1,5 +1,6 @@
 """Which devices a program runs on, and how a batch is spread over them."""
 
+import functools
 import json
 import os
 
@@ -35,6 +36,7 @@ def choose(gpus=None):
         tf.config.experimental.set_memory_growth(gpu, True)
 
 
+@functools.cache  # TensorFlow takes the sums of two strategies in one process for one another
 def make_strategy(distribute):
     """The `tf.distribute` strategy of a name: "none", "mirrored" (every GPU, or every logical CPU) or "multi_worker".
 

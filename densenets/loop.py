@@ -45,7 +45,7 @@ class Loop:
         self.model = model
         self.strategy = strategy or tf.distribute.get_strategy()
         self.num_replicas = self.strategy.num_replicas_in_sync
-        self._train = self._test = None
+        self._train = self._test = self._share = None
         self.restart()
 
     def restart(self):
@@ -90,6 +90,24 @@ class Loop:
         losses = self.model.loss.call(labels, logits)
         right = tf.reduce_sum(_is_right(labels, logits) * weights)
         return [self._total(v) for v in (tf.reduce_sum(losses * tf.cast(weights, losses.dtype)), right, tf.reduce_sum(weights))]
+
+    def share_averages(self):
+        """Makes the moving averages, which each replica has of its own images, the mean of all replicas'.
+
+        They are linear in the images: it does not matter how often this is done.
+        """
+        if self.num_replicas == 1:
+            return
+        averages = [v.value for v in self.model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
+
+        def share():
+            for average in averages:
+                mean = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, average.read_value())
+                average.assign(mean)
+
+        if self._share is None:
+            self._share = tf.function(lambda: self.strategy.run(share))
+        self._share()
 
     def _total(self, value):
         """The sum over the replicas."""
@@ -160,12 +178,15 @@ class Loop:
                     due = time.monotonic() - saved > CHECKPOINT_SECONDS
                     if due or signals:
                         totals.look(self.step, now=True)
+                        if self.strategy.cluster_resolver is None:  # else the others would have to save at this step too
+                            self.share_averages()
                         self._save(checkpoint, totals)
                         saved = time.monotonic()
                     if signals:
                         self._end(signals[0])
                 logs = totals.look(self.step, now=True) | totals.speed()
                 self.wait_seconds += totals.wait
+                self.share_averages()
                 logs |= {f"val_{name}": value for name, value in evaluate(self).items()}
                 logs["learning_rate"] = learning_rate
                 for name, value in logs.items():

@@ -7,6 +7,7 @@ import tensorflow as tf
 from helpers import images, relative_error, training_step
 
 import densenets
+from densenets import devices
 
 
 @pytest.mark.parametrize("jit_compile", ["auto", False, True])
@@ -80,7 +81,7 @@ def test_two_replicas_train_as_with_the_naive_strategy(memory, float64):
     results = []
     for strategy_name in ("naive", memory):
         keras.utils.set_random_seed(1)
-        distribution = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        distribution = devices.make_strategy("mirrored")
         with distribution.scope():
             model = densenets.DenseNetCifar(10, 4, memory=strategy_name, input_shape=(8, 8, 3))
             model.compile("sgd", "sparse_categorical_crossentropy")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import densenets
-from densenets import memory, recompute
+from densenets import devices, memory, recompute
 
 # === The table ===
 
@@ -112,7 +112,7 @@ def run_v1_session(wrap):
 
 
 def run_mirrored(wrap):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = devices.make_strategy("mirrored")
     with strategy.scope():
         network = KerasNetwork(wrap)
 
@@ -257,7 +257,7 @@ def peak_in(mode, wrap):
             return memory.measure(session.run, [tf.reduce_sum(grad) for grad in grads]).peak
     x = tf.ones(shape, dtype)
     if mode == "mirrored":
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        strategy = devices.make_strategy("mirrored")
         with strategy.scope():
             step = chain_step(wrap, dtype)
         return memory.measure(tf.function(lambda: strategy.run(step, [x]))).peak
