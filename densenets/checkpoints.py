@@ -19,7 +19,8 @@ def save(path, variables, progress):
 
     It is written beside the old one and renamed: whenever the process is killed, the file is whole.
     """
-    arrays = {name: variable.numpy() for name, variable in _named(variables)}
+    # By number: names of layers count up within a process, and another process may have built other networks before.
+    arrays = {str(number): variable.numpy() for number, variable in enumerate(variables)}
     files.replace(path, lambda partial: np.savez(partial, **{PROGRESS: json.dumps(progress)}, **arrays))
 
 
@@ -42,17 +43,13 @@ def restore(path, variables):
         raise CheckpointError(
             f"{path} is broken ({type(error).__name__}: {error}). Remove it to train from the start."
         ) from error
-    named = _named(variables)
-    expected = {name: tuple(variable.shape) for name, variable in named}
+    expected = {str(number): tuple(variable.shape) for number, variable in enumerate(variables)}
     found = {name: array.shape for name, array in arrays.items()}
     if expected != found:
-        different = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
-        raise CheckpointError(f"{path} is of another network: {', '.join(different[:3])} and {len(different)} in all differ.")
-    for name, variable in named:
-        variable.assign(arrays[name])
+        different = [
+            f"{expected.get(k)} expected, {found.get(k)} found" for k in expected | found if expected.get(k) != found.get(k)
+        ]
+        raise CheckpointError(f"{path} is of another network: {len(different)} shapes differ, such as {different[0]}.")
+    for number, variable in enumerate(variables):
+        variable.assign(arrays[str(number)])
     return progress
-
-
-def _named(variables):
-    """Each variable with a name of its own; that of one in a loss scale's optimizer, say, can be there twice."""
-    return [(f"{i}:{variable.path}", variable) for i, variable in enumerate(variables)]

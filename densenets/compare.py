@@ -341,9 +341,8 @@ class _Contender:
         with strategy.scope():
             self.model = training.build_model(config, name, config.seeds[0])
             training.compile_model(self.model, config, training.steps_per_epoch(config, data, strategy.num_replicas_in_sync))
-            self.model.optimizer.build(self.model.trainable_variables)
-        self.fresh_optimizer = [v.numpy() for v in self.model.optimizer.variables]
         self.loop = Loop(self.model, strategy)
+        self.fresh_optimizer = [v.numpy() for v in self.model.optimizer.variables]
         batch = next(training.train_batches(config, data, strategy, config.seeds[0]))
         self.step = functools.partial(self.loop.train_step, batch)
         self.told_plainly = functools.partial(_told_plainly, config, name, data)

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from densenets import checkpoints, devices
+from densenets import backend, checkpoints, devices
 
 CHECKPOINT_SECONDS = 600  # between checkpoints within an epoch; there is one at the end of each
 DISPLAY_SECONDS = 0.5  # between looks at the loss, for which the device must be waited for
@@ -38,19 +38,20 @@ class Loop:
     Attributes:
         step: the number of steps taken.
         history: by metric, a list of numbers, one for each epoch.
-        wait_seconds: the time that steps waited for data, in all.
     """
 
     def __init__(self, model, strategy=None):
         self.model = model
         self.strategy = strategy or tf.distribute.get_strategy()
         self.num_replicas = self.strategy.num_replicas_in_sync
+        with self.strategy.scope():
+            model.optimizer.build(model.trainable_variables)
         self._train = self._test = self._share = None
         self.restart()
 
     def restart(self):
         """Forgets all progress (the weights are the caller's)."""
-        self.step, self.history, self.wait_seconds = 0, {}, 0.0
+        self.step, self.history = 0, {}
 
     # === Steps ===
 
@@ -73,7 +74,7 @@ class Loop:
         model, optimizer = self.model, self.model.optimizer
         count = self._total(tf.shape(images)[0])
         with tf.GradientTape() as tape:
-            logits = model(images, training=True)
+            logits = backend.widened(model(images, training=True))
             losses = model.loss.call(labels, logits)
             loss = tf.reduce_sum(losses) / tf.cast(count, losses.dtype)
             scaled = optimizer.scale_loss(loss)
@@ -86,7 +87,7 @@ class Loop:
         return self._total(loss), self._total(_right(labels, logits)), count
 
     def _test_replica(self, images, labels, weights):
-        logits = self.model(images, training=False)
+        logits = backend.widened(self.model(images, training=False))
         losses = self.model.loss.call(labels, logits)
         right = tf.reduce_sum(_is_right(labels, logits) * weights)
         return [self._total(v) for v in (tf.reduce_sum(losses * tf.cast(weights, losses.dtype)), right, tf.reduce_sum(weights))]
@@ -142,7 +143,7 @@ class Loop:
 
         Args:
             batches: `batches(step)` gives the batches from a step on, endlessly.
-                epochs, steps_per_epoch: how long.
+            epochs, steps_per_epoch: how long.
             evaluate: `evaluate(self)` gives the metrics of the test set, as numbers by name.
             checkpoint: a path that all processes see, or `None`.
             callbacks: Keras callbacks.
@@ -157,53 +158,54 @@ class Loop:
         """
         self._restore(checkpoint)
         self.model.stop_training = False
-        first_epoch, skipped = divmod(self.step, steps_per_epoch)
+        first_epoch, done = divmod(self.step, steps_per_epoch)
         callbacks = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=epochs, steps=steps_per_epoch)
         iterator = iter(batches(self.step))
-        saved = time.monotonic()
         with _signals() as signals:
             callbacks.on_train_begin()
             for epoch in range(first_epoch, epochs):
                 callbacks.on_epoch_begin(epoch)
-                learning_rate = float(self.model.optimizer.learning_rate)
-                totals = self._totals if skipped else _Totals()
-                for index in range(skipped, steps_per_epoch):
-                    callbacks.on_train_batch_begin(index)
-                    start = time.perf_counter()
-                    batch = next(iterator)
-                    totals.wait += time.perf_counter() - start
-                    totals.add(self.train_step(batch))
-                    self.step += 1
-                    callbacks.on_train_batch_end(index, totals.look(self.step))
-                    due = time.monotonic() - saved > CHECKPOINT_SECONDS
-                    if due or signals:
-                        totals.look(self.step, now=True)
-                        if self.strategy.cluster_resolver is None:  # else the others would have to save at this step too
-                            self.share_averages()
-                        self._save(checkpoint, totals)
-                        saved = time.monotonic()
-                    if signals:
-                        self._end(signals[0])
-                logs = totals.look(self.step, now=True) | totals.speed()
-                self.wait_seconds += totals.wait
-                self.share_averages()
+                logs = self._train_epoch(iterator, range(done, steps_per_epoch), callbacks, checkpoint, signals)
                 logs |= {f"val_{name}": value for name, value in evaluate(self).items()}
-                logs["learning_rate"] = learning_rate
                 for name, value in logs.items():
                     self.history.setdefault(name, []).append(value)
-                skipped = 0
                 callbacks.on_epoch_end(epoch, logs)
                 self._save(checkpoint)
-                saved = time.monotonic()
-                if signals:
-                    self._end(signals[0])
+                self._end_if_told(signals)
                 if self.model.stop_training:
                     break
+                done = 0
             callbacks.on_train_end()
         return self.history
 
-    def _end(self, number):
-        raise KeyboardInterrupt if number == signal.SIGINT else PreemptedError(f"Told to end, and saved at step {self.step}.")
+    def _train_epoch(self, iterator, indices, callbacks, checkpoint, signals):
+        """The steps `indices` of an epoch; returns its metrics. Within the epoch it saves now and then, and ends when told."""
+        totals = self._totals if indices.start else _Totals()
+        learning_rate = float(self.model.optimizer.learning_rate)
+        saved = time.monotonic()
+        for index in indices:
+            callbacks.on_train_batch_begin(index)
+            start = time.perf_counter()
+            batch = next(iterator)
+            totals.wait += time.perf_counter() - start
+            totals.add(self.train_step(batch))
+            self.step += 1
+            callbacks.on_train_batch_end(index, totals.look(self.step))
+            last = index + 1 == indices.stop  # then the epoch is finished first
+            if not last and (signals or time.monotonic() - saved > CHECKPOINT_SECONDS):
+                totals.look(self.step, now=True)
+                if self.strategy.cluster_resolver is None:  # else the others would have to save at this step too
+                    self.share_averages()
+                self._save(checkpoint, totals)
+                self._end_if_told(signals)
+                saved = time.monotonic()
+        self.share_averages()
+        return totals.look(self.step, now=True) | totals.speed() | {"learning_rate": learning_rate}
+
+    def _end_if_told(self, signals):
+        if signals:
+            told = PreemptedError(f"Told to end, and saved at step {self.step}.")
+            raise KeyboardInterrupt if signals[0] == signal.SIGINT else told
 
     # === State ===
 

@@ -45,6 +45,10 @@ def test_report_holds_runs_parity_and_environment(config, tmp_path, mode):
         directory = tmp_path / f"{run['memory']}-seed{run['seed']}"
         assert (directory / "history.csv").read_text().count("\n") == 3
         assert keras.models.load_model(directory / "model.keras").count_params() == run["params"]
+        events = [e for path in directory.glob("tensorboard/events*") for e in tf.compat.v1.train.summary_iterator(str(path))]
+        shown = {(value.tag, event.step) for event in events for value in event.summary.value}
+        assert {("learning_rate", 1), ("val_accuracy", 2), ("images_per_second", 2)} <= shown
+        assert any(tag.startswith("training images") for tag, _ in shown)
     parity = result["parity"]
     assert parity["passed"] is True
     assert parity["max_gradient_error"] < 1e-12

@@ -98,6 +98,30 @@ def test_two_replicas_reach_the_weights_that_the_mean_gradient_gives(memory, flo
             np.testing.assert_allclose(ours.numpy(), expected.numpy(), rtol=1e-7, atol=1e-10)
 
 
+def test_replicas_agree_on_which_float16_gradients_are_finite():
+    """The loss is scaled so far that gradients overflow on the first steps: all replicas must skip those, and then go on."""
+    options = settings(memory="naive", distribute="mirrored", precision="mixed_float16", learning_rate=0.125)
+    strategy = devices.make_strategy("mirrored")
+    keras.config.set_dtype_policy("mixed_float16")
+    with strategy.scope():
+        model = training.build_model(options, "naive")
+        training.compile_model(model, options, 3)
+        model.optimizer.build(model.trainable_variables)
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    model.optimizer.dynamic_scale.assign(2.0**40)
+    start = [v.numpy() for v in model.trainable_variables]
+    loop, stream = Loop(model, strategy), training.train_batches(options, data.load("digits"), strategy, 0)
+    for _ in range(30):
+        loss, _, _ = loop.train_step(next(stream))
+    assert float(model.optimizer.dynamic_scale.numpy()) < 2.0**40
+    assert np.isfinite(float(loss))
+    for variable, before in zip(model.trainable_variables, start, strict=True):
+        first, second = (copy.numpy() for copy in strategy.experimental_local_results(variable.value))
+        np.testing.assert_array_equal(first, second)
+        assert np.all(np.isfinite(first))
+        assert not np.array_equal(first, before)
+
+
 def run_workers(workdir, *arguments):
     """Two processes of train.py on the loopback."""
     sockets = [socket.create_server(("localhost", 0)) for _ in range(2)]

@@ -165,7 +165,9 @@ def test_a_broken_or_foreign_checkpoint_is_refused_and_changes_nothing(tmp_path)
         with pytest.raises(checkpoints.CheckpointError, match="checkpoint.npz is broken .*Remove it to train from the start"):
             checkpoints.restore(path, variables)
     path.write_bytes(whole)
-    with pytest.raises(checkpoints.CheckpointError, match="is of another network: .* 1 in all differ"):
+    with pytest.raises(
+        checkpoints.CheckpointError, match="is of another network: 1 shapes differ, such as None expected, .2,. found"
+    ):
         checkpoints.restore(path, variables[:1])
     np.testing.assert_array_equal(variables[0], [5, 6, 7])
     assert checkpoints.restore(path, variables) == {"step": 7}
