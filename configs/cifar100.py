@@ -29,5 +29,5 @@ def get_config(variant=None):
     config.augment = chosen.augment
 
     # Model
-    config.model = model_arguments(chosen.model, dropout_rate=0.0 if chosen.augment else 0.2)
+    config.model = model_arguments(chosen.model, config.augment)
     return config

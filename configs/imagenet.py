@@ -33,7 +33,7 @@ def get_config(variant=None):
     config.augment = True
 
     # Model
-    config.model = model_arguments(chosen.model)
+    config.model = model_arguments(chosen.model, config.augment)
     config.compare = ()
 
     # Recipe

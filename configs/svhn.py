@@ -28,7 +28,7 @@ def get_config(variant=None):
     config.augment = False
 
     # Model
-    config.model = model_arguments(chosen.model, dropout_rate=0.2)
+    config.model = model_arguments(chosen.model, config.augment)
 
     # Recipe
     config.epochs = 40

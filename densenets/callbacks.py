@@ -59,14 +59,3 @@ class Summaries(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         self.writer.close()
-
-
-class History(keras.callbacks.Callback):
-    """Hands on the loop's history after each epoch; it holds those before an interruption too, each once."""
-
-    def __init__(self, write, loop):
-        super().__init__()
-        self.write, self.loop = write, loop
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.write(self.loop.history)

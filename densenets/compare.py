@@ -286,11 +286,13 @@ def _accuracy_parity(config, runs, strategies, num_test):
     """Holds the accuracies against the first strategy's: equivalence over the seeds, or with one seed the plain gap."""
     accuracy = np.array([[run["accuracy"] for run in runs if run["memory"] == name] for name in strategies])
     gaps = accuracy.mean(1)[1:] - accuracy.mean(1)[0]
-    judge = _equivalence if accuracy.shape[1] > 1 else _plain_gap
-    return {"accuracy_gap": float(np.max(np.abs(gaps)))} | judge(config, accuracy, gaps, strategies, num_test)
+    gap = float(np.max(np.abs(gaps)))
+    if accuracy.shape[1] > 1:
+        return {"accuracy_gap": gap} | _equivalence(config.accuracy_margin, accuracy, gaps, strategies)
+    return {"accuracy_gap": gap} | _plain_gap(config.accuracy_margin, accuracy.mean(), gap, strategies[0], num_test)
 
 
-def _equivalence(config, accuracy, gaps, strategies, num_test):
+def _equivalence(margin, accuracy, gaps, strategies):
     """Two one-sided tests (Schuirmann, 1987) on `accuracy` [strategies, seeds]: is each gap surely within the margin?
 
     A seed is a block of a randomised block design: its strategies share weights and batches. What strategies and seeds do not
@@ -302,7 +304,6 @@ def _equivalence(config, accuracy, gaps, strategies, num_test):
     error = math.sqrt(2 * np.sum(residual**2) / freedom / num_seeds)
     half = float(scipy.stats.t.ppf(CONFIDENCE, freedom)) * error
     intervals = {name: [float(gap - half), float(gap + half)] for name, gap in zip(strategies[1:], gaps, strict=True)}
-    margin = config.accuracy_margin
     return {
         "accuracy_gap_allowed": margin,
         "accuracy_intervals": intervals,
@@ -315,15 +316,16 @@ def _equivalence(config, accuracy, gaps, strategies, num_test):
     }
 
 
-def _plain_gap(config, accuracy, gaps, strategies, num_test):
+def _plain_gap(margin, accuracy, gap, reference, num_test):
+    """Is `gap` within the margin and what two accuracies over so many images differ by chance?"""
     # Two successes and two failures are added, so that accuracies near 1 keep an error (Agresti and Caffo, 2000).
-    share = (accuracy.mean() * 2 * num_test + 2) / (2 * num_test + 4)
-    allowed = config.accuracy_margin + 3 * math.sqrt(2 * share * (1 - share) / num_test)
+    share = (accuracy * 2 * num_test + 2) / (2 * num_test + 4)
+    allowed = margin + 3 * math.sqrt(2 * share * (1 - share) / num_test)
     return {
         "accuracy_gap_allowed": allowed,
-        "accuracy_passed": bool(np.max(np.abs(gaps)) <= allowed),
+        "accuracy_passed": bool(gap <= allowed),
         "accuracy_judged": (
-            f"one seed, which shows no noise of training: the gap to {strategies[0]!r} is at most {config.accuracy_margin:g} "
+            f"one seed, which shows no noise of training: the gap to {reference!r} is at most {margin:g} "
             "(config.accuracy_margin) and three standard errors of the difference between two accuracies over "
             f"{num_test} test images; more seeds (config.seeds) test for equivalence"
         ),

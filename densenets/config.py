@@ -93,8 +93,10 @@ def parse_variant(text, **defaults):
     return chosen
 
 
-def model_arguments(name, **overrides):
+def model_arguments(name, augment):
     """The arguments of the named network, as a part of a config that single fields can be set in.
+
+    Without augmentation there is dropout of 0.2 (arXiv:1608.06993, section 4.2).
 
     Raises:
         ConfigError: for an unknown name, with the nearest ones.
@@ -103,7 +105,8 @@ def model_arguments(name, **overrides):
         arguments = zoo.arguments(name)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return ml_collections.ConfigDict({"bottleneck": True, "compression": 0.5, "dropout_rate": 0.0} | arguments | overrides)
+    defaults = {"bottleneck": True, "compression": 0.5, "dropout_rate": 0.0 if augment else 0.2}
+    return ml_collections.ConfigDict(defaults | arguments)
 
 
 # === Checking ===

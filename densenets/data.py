@@ -14,6 +14,7 @@ from sklearn import datasets as sklearn_datasets
 from sklearn.model_selection import train_test_split
 
 from densenets import augmentation
+from densenets.devices import ALONE
 
 SHUFFLE_BUFFER = 16_384  # encoded images, of a data set that memory does not hold; its files are shuffled too
 
@@ -50,35 +51,20 @@ class DataError(OSError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
-    """Which part of each batch a process computes.
-
-    Attributes:
-        worker, num_workers: the process's number, and how many there are.
-        num_replicas: the devices of each process, each of which takes an equal part.
-    """
-
-    worker: int = 0
-    num_workers: int = 1
-    num_replicas: int = 1
-
-
-ALONE = Share()
-
-
-@dataclasses.dataclass(frozen=True)
 class Data:
     """A data set.
 
     Attributes:
         examples: `examples(split, seed)` gives the `(image, label)` of "train" or "test" as stored; shuffled for a seed that is
             a number, in order for `None`.
+        decode: makes the image of what is stored.
         source: where it came from, for the report.
     """
 
     name: str
     description: Description
     examples: Callable
+    decode: Callable
     num_train: int
     num_test: int
     source: str
@@ -95,10 +81,10 @@ class Data:
         """
         state = np.random.SeedSequence([seed, epoch]).generate_state(1)[0]
         examples = self.examples("train", int(state)).enumerate()
-        num_replicas = share.num_workers * share.num_replicas
-        examples = examples.take(self.num_steps(batch_size, num_replicas) * batch_size).skip(skip * batch_size)
+        examples = examples.take(self.num_steps(batch_size, share.all_replicas) * batch_size).skip(skip * batch_size)
 
-        def prepare(position, image, label):
+        def prepare(position, stored, label):
+            image = self.decode(stored)
             if not augment:
                 return self._plain(image), label
             return self._normalised(self._augmented(image, tf.stack([tf.cast(state, tf.int64), position]))), label
@@ -111,12 +97,11 @@ class Data:
         The weights are 1; on many devices some images at the end may be there twice, then with the weight 0, so that no device
         is without.
         """
-        num_replicas = share.num_workers * share.num_replicas
-        total = -(-self.num_test // num_replicas) * num_replicas
+        total = -(-self.num_test // share.all_replicas) * share.all_replicas
         examples = self.examples("test", None).repeat().take(total).enumerate()
 
-        def prepare(position, image, label):
-            return self._plain(image), label, tf.cast(position < self.num_test, tf.float32)
+        def prepare(position, stored, label):
+            return self._plain(self.decode(stored)), label, tf.cast(position < self.num_test, tf.float32)
 
         return _batches(_own(examples, total, batch_size, share), prepare, batch_size, share)
 
@@ -244,11 +229,12 @@ def _in_memory(name, arrays, source):
         return places.map(lambda i: (tf.gather(images, i), tf.gather(labels, i)))
 
     sizes = [len(tensors[split][1]) for split in ("train", "test")]
-    return Data(name, DATASETS[name], examples, *sizes, source)
+    return Data(name, DATASETS[name], examples, tf.identity, *sizes, source)
 
 
 def _from_files(name, builder, splits, source):
-    decode = builder.info.features["image"].decode_example
+    options = tf.data.Options()
+    options.deterministic = True
 
     def examples(split, seed):
         shuffled = seed is not None
@@ -259,15 +245,9 @@ def _from_files(name, builder, splits, source):
             decoders={"image": tfds.decode.SkipDecoding()},
             read_config=tfds.ReadConfig(shuffle_seed=seed, try_autocache=False),
         )
-        data = data.with_options(_deterministic())
+        data = data.with_options(options)
         return data.shuffle(SHUFFLE_BUFFER, seed=seed) if shuffled else data
 
+    decode = builder.info.features["image"].decode_example
     sizes = [builder.info.splits[splits[split]].num_examples for split in ("train", "test")]
-    data = Data(name, DATASETS[name], examples, *sizes, source)
-    return dataclasses.replace(data, examples=lambda split, seed: examples(split, seed).map(lambda x, y: (decode(x), y)))
-
-
-def _deterministic():
-    options = tf.data.Options()
-    options.deterministic = True
-    return options
+    return Data(name, DATASETS[name], examples, decode, *sizes, source)

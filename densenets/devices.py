@@ -1,16 +1,36 @@
 """Which devices a program runs on, and how a batch is spread over them."""
 
+import dataclasses
 import functools
 import json
 import os
 
 import tensorflow as tf
 
-from densenets.data import Share
-
 
 class DeviceError(ValueError):
     """A device that was asked for is not there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Which part of each batch a process computes.
+
+    Attributes:
+        worker, num_workers: the process's number, and how many there are.
+        num_replicas: the devices of each process, each of which takes an equal part.
+    """
+
+    worker: int = 0
+    num_workers: int = 1
+    num_replicas: int = 1
+
+    @property
+    def all_replicas(self):
+        return self.num_workers * self.num_replicas
+
+
+ALONE = Share()
 
 
 def choose(gpus=None):

@@ -84,7 +84,7 @@ class Loop:
             # Every replica must find the same gradients finite; the optimizer sums over them once more.
             grads = [self._total(grad) / self.num_replicas for grad in grads]
         optimizer.apply(grads, weights)
-        return self._total(loss), self._total(_right(labels, logits)), count
+        return self._total(loss), self._total(tf.reduce_sum(_is_right(labels, logits))), count
 
     def _test_replica(self, images, labels, weights):
         logits = backend.widened(self.model(images, training=False))
@@ -267,10 +267,6 @@ class _Totals:
 
 def _is_right(labels, logits):
     return tf.cast(tf.argmax(logits, -1, labels.dtype) == labels, tf.float32)
-
-
-def _right(labels, logits):
-    return tf.reduce_sum(tf.cast(_is_right(labels, logits), tf.int32))
 
 
 @contextlib.contextmanager

@@ -32,7 +32,15 @@ def open_workdir(workdir, config):
     if not os.access(workdir, os.W_OK):
         raise PermissionError(f"{workdir} cannot be written.")
     if not (workdir / "config.json").exists():
-        return {"status": "running", "config": config, "environment": None, "parity": None, "costs": {}, "runs": []}
+        return {
+            "status": "running",
+            "config": config,
+            "environment": None,
+            "published": None,
+            "parity": None,
+            "costs": {},
+            "runs": [],
+        }
     differences = config_module.differences(config, json.loads((workdir / "config.json").read_text()))
     if differences:
         raise config_module.ConfigError(
@@ -116,7 +124,7 @@ def _aligned(rows):
 
 def verdict(result):
     """What was judged, one line each."""
-    parity, published = result["parity"], result.get("published")
+    parity, published = result["parity"], result["published"]
     paper = []
     if published and result["runs"]:
         errors = ", ".join(f"{name} {1 - mean:.2%}" for name, mean in _accuracies(result).items())
@@ -180,7 +188,7 @@ def _plot_curves(result):
         loss_axes.plot(epochs, run["history"]["loss"], **style)
         accuracy_axes.plot(epochs, [100 * a for a in run["history"]["val_accuracy"]], **style)
     loss_axes.set(title="Training loss", xlabel="epoch", yscale="log")
-    if result.get("published"):
+    if result["published"]:
         accuracy_axes.axhline(100 - result["published"]["error"], color="black", linewidth=0.5, label="paper")
     accuracy_axes.set(title="Test accuracy", xlabel="epoch", ylabel="%")
     accuracy_axes.legend()
@@ -195,7 +203,7 @@ def summary(workdirs):
     rows = [["workdir", "data", "memory", "status", "seeds", "test accuracy (range)", "error", "paper", "peak", "step"]]
     for workdir in workdirs:
         result = json.loads((pathlib.Path(workdir) / "report.json").read_text())
-        published = result.get("published")
+        published = result["published"]
         for name, mean in _accuracies(result).items():
             runs = [run for run in result["runs"] if run["memory"] == name]
             low, high = (pick(run["accuracy"] for run in runs) for pick in (min, max))

@@ -137,16 +137,18 @@ def train(loop, config, data, seed, workdir):
         watchers = [
             callbacks.Progress(config.batch_size, logging.info),
             callbacks.Summaries(workdir / "tensorboard", some),
-            callbacks.History(lambda history: files.replace(workdir / "history.csv", lambda p: _write_csv(history, p)), loop),
+            keras.callbacks.LambdaCallback(
+                # The loop's history holds the epochs before an interruption too, each once.
+                on_epoch_end=lambda *_: files.replace(workdir / "history.csv", lambda path: _write_csv(loop.history, path))
+            ),
         ]
+    test_batches = devices.spread(loop.strategy, lambda share: data.test_batches(config.batch_size, share))
     try:
         history = loop.fit(
             lambda step: train_batches(config, data, loop.strategy, seed, step),
             epochs=config.epochs,
             steps_per_epoch=steps_per_epoch(config, data, loop.num_replicas),
-            evaluate=lambda loop: loop.evaluate(
-                devices.spread(loop.strategy, lambda share: data.test_batches(config.batch_size, share))
-            ),
+            evaluate=lambda loop: loop.evaluate(test_batches),
             checkpoint=workdir / "checkpoint.npz",
             callbacks=watchers,
         )

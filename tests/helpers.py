@@ -1,7 +1,10 @@
 """What several test files share: running in a mode, comparing, and the plain network that every fast path is held against."""
 
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import conftest
 import keras
@@ -9,6 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from densenets import memory
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def train(*arguments, before=None, **environment):
+    """`train.py` as its user runs it, in a process of its own; `before` runs in that process first."""
+    command = [sys.executable, "train.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment, preexec_fn=before)
 
 
 def in_mode(fn, mode):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import socket
 import subprocess
 import sys
@@ -11,13 +10,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import ROOT
 
 from densenets import compare, config, data, devices, training
-from densenets.data import Share
+from densenets.devices import Share
 from densenets.loop import Loop
 from densenets.optimizer import TorchSGD
-
-ROOT = pathlib.Path(__file__).parent.parent
 
 
 def settings(**fields):

@@ -2,22 +2,18 @@
 
 import json
 import os
-import pathlib
 import re
 import resource
 import signal
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import train
 
 from densenets import compare, config, data, memory, training
 from densenets.loop import DivergedError, Loop, PreemptedError
-
-ROOT = pathlib.Path(__file__).parent.parent
 
 
 def classifier(mode):
@@ -139,12 +135,13 @@ def test_a_loss_that_is_no_number_stops_with_its_step_and_keeps_the_checkpoint_f
     assert json.loads((tmp_path / "run" / "report.json").read_text())["status"] == "failed"
 
 
-def train(workdir, *arguments, before=None, **environment):
-    command = [sys.executable, "train.py", "--config=configs/quickstart.py", f"--workdir={workdir}", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment, preexec_fn=before)
-
-
-SMALL = ["--config.model.depth=10", "--config.epochs=1", "--config.steps_per_epoch=2", "--config.compare=()"]
+SMALL = [
+    "--config=configs/quickstart.py",
+    "--config.model.depth=10",
+    "--config.epochs=1",
+    "--config.steps_per_epoch=2",
+    "--config.compare=()",
+]
 
 
 def test_out_of_memory_is_told_with_what_would_fit(tmp_path, monkeypatch):
@@ -195,11 +192,11 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path):
     def limit():  # no file above 100 KB: what a write to a full disk meets
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-    done = train(tmp_path, *SMALL, before=limit)
+    done = train(f"--workdir={tmp_path}", *SMALL, before=limit)
     assert done.returncode == 1, done.stderr
     assert "File too large" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("**/partial-*"))
     assert json.loads((tmp_path / "report.json").read_text())["status"] == "failed"
-    again = train(tmp_path, *SMALL)  # with room, the same command goes on
+    again = train(f"--workdir={tmp_path}", *SMALL)  # with room, the same command goes on
     assert again.returncode == 0, again.stderr

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import random
 import signal
 import subprocess
@@ -12,10 +11,10 @@ import time
 import keras
 import numpy as np
 import pytest
+from helpers import ROOT
 
 from densenets import checkpoints, compare, config, training
 
-ROOT = pathlib.Path(__file__).parent.parent
 COMMAND = [sys.executable, "train.py", "--config=configs/quickstart.py", "--config.model.depth=10", "--config.compare=()"]
 COMMAND += ["--config.memory=naive", "--config.model.dropout_rate=0.2", "--config.augment=True", "--config.precision=float64"]
 COMMAND += [

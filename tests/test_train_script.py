@@ -2,21 +2,15 @@
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from helpers import ROOT, train
 
-ROOT = pathlib.Path(__file__).parent.parent
 FAST = ["--config.model.depth=10", "--config.epochs=1", "--config.steps_per_epoch=2", "--config.accuracy_margin=1.0"]
-
-
-def train(*arguments, **environment):
-    command = [sys.executable, "train.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
 
 
 def test_quickstart_prints_the_table_and_writes_the_report(tmp_path):
