@@ -153,6 +153,11 @@ def DenseNetCifar(
     )
 
 
+def smallest_size(stem: str, num_blocks: int) -> int:
+    """The least height and width of an image: each transition halves it, and nothing may be left of no size."""
+    return 2 ** (num_blocks - 1) * {"imagenet": 4, "cifar": 1}[stem]
+
+
 def _input(stem, num_blocks, include_top, input_tensor, input_shape):
     """The model's inputs and the tensor to go on from, shapes checked."""
     if input_tensor is not None:
@@ -164,8 +169,7 @@ def _input(stem, num_blocks, include_top, input_tensor, input_shape):
     if input_shape is None:
         size = {"imagenet": 224, "cifar": 32}[stem] if include_top else None
         input_shape = (size, size, 3)
-    # Each transition halves the image, and nothing may be left of no size.
-    smallest = 2 ** (num_blocks - 1) * {"imagenet": 4, "cifar": 1}[stem]
+    smallest = smallest_size(stem, num_blocks)
     if len(input_shape) != 3 or any(size is not None and size < smallest for size in input_shape[:2]):
         raise ValueError(
             f"`input_shape` must be (height, width, channels), height and width at least {smallest}; got {input_shape}."

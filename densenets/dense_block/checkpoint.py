@@ -5,6 +5,8 @@ that it reads, which all layers share, and its narrow intermediate results; the 
 the 1x1 convolution over all of them run again in the backward pass.
 """
 
+import functools
+
 import keras
 
 from densenets.recompute import recompute
@@ -14,6 +16,11 @@ def checkpoint(dense_layers, x, training):
     """The features [N, H, W, c0 + L*k] of a block of L `dense_layers` on `x` [N, H, W, c0]; keeps O(L) of them."""
     features = [x]
     for dense_layer in dense_layers:
-        narrowed = recompute(dense_layer.narrow)(*features, training=training)
+        narrowed, *features = recompute(functools.partial(_narrow, dense_layer))(*features, training=training)
         features.append(dense_layer.grow(narrowed, training=training))
     return keras.ops.concatenate(features, axis=-1)
+
+
+def _narrow(dense_layer, *features, training):
+    """Hands the features on, so that each layer adds its part to their gradients; else all parts are kept to be added last."""
+    return dense_layer.narrow(*features, training=training), *features
