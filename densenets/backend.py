@@ -17,6 +17,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import initialize_all_variables
 from keras.src.layers.layer import CallContext
 from tensorflow.compiler.tf2xla.python.xla import dynamic_update_slice
+from tensorflow.python.client import device_lib
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops import control_flow_util
@@ -136,6 +137,15 @@ def constant(*values):
 def widened(tensor):
     """A half-precision tensor in float32, any other as it is: for statistics and sums."""
     return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
+
+
+# === Devices ===
+
+
+def gpu_memory_limit() -> int | None:
+    """The bytes that TensorFlow's allocator may take on the first GPU; `None` where it does not tell."""
+    limits = [device.memory_limit for device in device_lib.list_local_devices() if device.device_type == "GPU"]
+    return limits[0] if limits else None
 
 
 # === What a function touches ===

@@ -70,10 +70,13 @@ def _race(contenders, model, batch_size, mode, task, rounds):
 
 
 class Worker:
-    """A process that holds one case and takes a step when told to."""
+    """A process that holds one case and takes a step when told to.
 
-    def __init__(self, contender, model, batch_size, mode, task):
-        self.case = {"model": model, "batch_size": batch_size, "mode": mode, "contender": contender, "task": task}
+    `options`: the precision, and arguments of the builder.
+    """
+
+    def __init__(self, contender, model, batch_size, mode, task, **options):
+        self.case = {"model": model, "batch_size": batch_size, "mode": mode, "contender": contender, "task": task} | options
         command = [sys.executable, "-m", "densenets.benchmark_worker", json.dumps(self.case)]
         environment = os.environ | {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         self.process = subprocess.Popen(
@@ -86,13 +89,19 @@ class Worker:
         line = self.process.stdout.readline()
         return json.loads(line) if line else {"error": f"the process ended with exit code {self.process.wait()}"}
 
+    def ask(self, command):
+        """What the process answers to a command of `benchmark_worker.COMMANDS`; nothing, once it has failed."""
+        if "error" in self.case:
+            return {}
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        self.case |= {key: answer[key] for key in answer.keys() & {"error"}}
+        return answer
+
     def step(self):
-        if "error" not in self.case:
-            self.process.stdin.write("step\n")
-            self.process.stdin.flush()
-            answer = self._answer()
-            self.case |= {key: answer[key] for key in answer.keys() & {"error"}}
-            self.seconds += [answer["seconds"]] if "seconds" in answer else []
+        answer = self.ask("step")
+        self.seconds += [answer["seconds"]] if "seconds" in answer else []
 
     def finish(self):
         self.process.stdin.close()

@@ -18,15 +18,27 @@ def main():
     try:
         step, found = _prepare(**case)
         print(json.dumps(found), flush=True)
-        for _ in sys.stdin:
-            start = time.perf_counter()
-            float(step())
-            print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
+        for command in map(str.strip, sys.stdin):
+            print(json.dumps(COMMANDS[command](step)), flush=True)
     except Exception as error:  # whatever it is, it is this case's result
         print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}), flush=True)
 
 
-def _prepare(model, batch_size, mode, contender, task):
+def _timed(step):
+    start = time.perf_counter()
+    float(step())
+    return {"seconds": time.perf_counter() - start}
+
+
+def _measured(step):
+    measured = memory.measure(step)
+    return {"peak_bytes": measured.peak, "baseline_bytes": measured.baseline}
+
+
+COMMANDS = {"step": _timed, "measure": _measured}
+
+
+def _prepare(model, batch_size, mode, contender, task, precision="float32", **arguments):
     if contender.startswith("torch"):
         from densenets import benchmark_torch
 
@@ -34,7 +46,8 @@ def _prepare(model, batch_size, mode, contender, task):
     if mode == "xla":
         memory.watch_xla()
     keras.utils.set_random_seed(0)
-    network = _network(model, contender)
+    keras.config.set_dtype_policy(precision)
+    network = _network(model, contender, arguments)
     one_step = {"training": _training_step, "inference": _inference_step}[task](network, batch_size)
     step = one_step if mode == "eager" else tf.function(one_step, jit_compile=mode == "xla")
     start = time.perf_counter()
@@ -47,6 +60,7 @@ def _prepare(model, batch_size, mode, contender, task):
     return step, {
         "peak_bytes": measured.peak,
         "baseline_bytes": measured.baseline,
+        "compiled_bytes": measured.compiled,
         "first_step_seconds": first,
         "parameters": network.count_params(),
     }
@@ -77,17 +91,17 @@ def _inference_step(network, batch_size):
     return one_step_on_data
 
 
-def _network(model, contender):
-    """The network of a case, giving logits."""
+def _network(model, contender, arguments):
+    """The network of a case, giving logits; `arguments` are a builder's, for the strategies of densenets."""
     if contender == "remat":
         with keras.RematScope("full"):
-            return _network(model, "keras")
+            return _network(model, "keras", arguments)
     if contender == "recompute_grad":
         dense_block.STRATEGIES[contender] = _with_tf_recompute_grad
     cifar = model.split("x") if model.replace("x", "").isdigit() else None
     if contender == "keras":
         return _plain_densenet(*map(int, cifar)) if cifar else _application(model)
-    arguments = {"memory": contender, "classifier_activation": None}
+    arguments = {"memory": contender, "classifier_activation": None} | arguments
     return densenets.DenseNetCifar(*map(int, cifar), **arguments) if cifar else densenets.create_model(model, **arguments)
 
 

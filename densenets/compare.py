@@ -25,7 +25,7 @@ from absl import logging
 
 from densenets import config as config_module
 from densenets import data as data_module
-from densenets import devices, memory, report, training, zoo
+from densenets import devices, fitting, memory, report, training, zoo
 from densenets.loop import Loop, PreemptedError
 
 GRADIENT_TOLERANCE = 1e-10  # relative, in float64: rounding of two orders of summation stays far below it
@@ -61,7 +61,9 @@ def run(config, workdir):
     if config.mode == "xla":
         memory.watch_xla()
     strategy = devices.make_strategy(config.distribute)
-    training.check_config(config, strategy.num_replicas_in_sync)
+    network = training.check_config(config, strategy.num_replicas_in_sync)
+    for warning in fitting.warnings(config, network, strategy.num_replicas_in_sync):
+        logging.warning(warning)
     result = report.open_workdir(workdir, config.to_dict())
     devices.in_all_processes(strategy, 0)  # each has read what the chief is about to write
     keep = report.Report(result, workdir, writes=devices.is_chief(strategy))

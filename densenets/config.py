@@ -4,7 +4,7 @@ import ast
 
 import ml_collections
 
-from densenets import data, zoo
+from densenets import data, memory, zoo
 from densenets.dense_block import STRATEGIES
 
 MODES = ("auto", "eager", "graph", "xla")
@@ -55,6 +55,7 @@ def default_config():
     config.mode = "auto"  # auto, eager, graph, xla
     config.precision = "float32"  # or mixed_bfloat16, mixed_float16, float64
     config.distribute = "none"  # mirrored: all GPUs of this machine; multi_worker: the machines that TF_CONFIG names
+    config.memory_budget = ""  # such as "12GiB": warns of steps that take more; "" for all of the device, "off" for no warning
     return config
 
 
@@ -141,6 +142,12 @@ def check_values(config):
     for key in ("steps_per_epoch", "learning_rate", "momentum", "weight_decay", "accuracy_margin"):
         if config[key] < 0:
             raise ConfigError(f"config.{key} must not be negative; got {config[key]}.")
+    if config.memory_budget not in ("", "off"):
+        try:
+            memory.parse_bytes(config.memory_budget)
+        except ValueError as error:
+            allowed = "a size such as '12GiB', '' for all of the device, or 'off'"
+            raise ConfigError(f"config.memory_budget must be {allowed}; got {config.memory_budget!r}.") from error
     if not config.seeds or not all(isinstance(seed, int) and seed >= 0 for seed in config.seeds):
         raise ConfigError(f"config.seeds must be one or more whole numbers, none negative; got {config.seeds}.")
     if len(set(config.seeds)) < len(config.seeds):

@@ -1,11 +1,15 @@
 """Which devices a program runs on, and how a batch is spread over them."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
+import pathlib
 
 import tensorflow as tf
+
+from densenets import backend
 
 
 class DeviceError(ValueError):
@@ -106,3 +110,19 @@ def spread(strategy, make_dataset):
         return make_dataset(Share(context.input_pipeline_id, workers, context.num_replicas_in_sync // workers))
 
     return strategy.distribute_datasets_from_function(own)
+
+
+def capacity() -> int | None:
+    """The bytes that one device has for a step: a GPU by its allocator's limit, a CPU by the machine's memory.
+
+    On a CPU, a container's limit counts where it is lower. `None` where it is not known.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return backend.gpu_memory_limit()
+    try:
+        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    except (AttributeError, ValueError, OSError):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        limits.append(int(pathlib.Path("/sys/fs/cgroup/memory.max").read_text()))  # "max" where there is no limit
+    return min(limits)

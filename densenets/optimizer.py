@@ -1,6 +1,9 @@
 """The papers' optimizer: stochastic gradient descent by Torch's rule."""
 
 import keras
+import tensorflow as tf
+
+from densenets import backend
 
 
 @keras.saving.register_keras_serializable("densenets")
@@ -34,10 +37,14 @@ class TorchSGD(keras.optimizers.Optimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         learning_rate = keras.ops.cast(learning_rate, variable.dtype)
-        gradient = keras.ops.cast(gradient, variable.dtype) + self.coupled_weight_decay * variable
+        gradient = keras.ops.cast(gradient, variable.dtype)
         velocity = self.velocities[self._get_variable_index(variable)]
-        self.assign(velocity, self.momentum * velocity + gradient)
-        self.assign_sub(variable, learning_rate * (gradient + self.momentum * velocity))
+        # Read after the gradient: a graph's executor would make both products at once, and hold them through the whole step.
+        w, v = (backend.after(tf.convert_to_tensor(read), gradient) for read in (variable, velocity))
+        gradient = gradient + self.coupled_weight_decay * w
+        v = self.momentum * v + gradient
+        self.assign(velocity, v)
+        self.assign_sub(variable, learning_rate * (gradient + self.momentum * v))
 
     def get_config(self):
         return super().get_config() | {"momentum": self.momentum, "weight_decay": self.coupled_weight_decay}

@@ -31,13 +31,13 @@ OPTIMIZERS = {
 def check_config(config, num_replicas=1):
     """Raises `ConfigError` for the first thing that cannot work on so many devices, before any data is read.
 
-    Builds the network once, since only its builder knows which arguments make one.
+    Builds the network once, since only its builder knows which arguments make one, and returns it.
     """
     config_module.check_values(config)
     if config.batch_size % num_replicas:
         raise ConfigError(f"config.batch_size must be a multiple of the {num_replicas} devices; got {config.batch_size}.")
     try:
-        build_model(config, config.memory)
+        return build_model(config, config.memory)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"config.model does not make a network: {error}") from error
 

@@ -66,7 +66,7 @@ KINDS = {
     keras.layers.BatchNormalization: "norm",
 }
 # What they hand on is their input, or is counted with the batch norm in front.
-FREE = (keras.layers.InputLayer, keras.layers.Activation, keras.layers.ReLU, keras.layers.Flatten, keras.layers.Reshape)
+FREE = (keras.layers.Activation, keras.layers.ReLU, keras.layers.Flatten, keras.layers.Reshape)
 
 
 def parts_of(model: keras.Model, image_size: tuple[int, int] | None = None) -> list[Part]:
@@ -93,39 +93,37 @@ def parts_of(model: keras.Model, image_size: tuple[int, int] | None = None) -> l
 def _walk(model, input_shape):
     """The parts of `model` on an input of `input_shape`, layer by layer along its tensors."""
     shapes, parts = {id(model.inputs[0]): input_shape}, []
+    last = input_shape
     for layer in model.layers:
-        tensors = layer.input if isinstance(layer.input, (list, tuple)) else [layer.input]
-        inside = isinstance(layer, keras.Model)
-        known = [shapes.get(id(tensor), tuple(tensor.shape)) for tensor in tensors]
-        if inside and len(layer.inputs) == 1:
-            # A model within a model: `layer.input` is its own; what it is given is what the layer before it hands on.
-            known = [next(reversed(shapes.values()))]
-            parts += _walk(layer, known[0])
-        shape = known[0] if len(known) == 1 else known
-        out = layer.compute_output_shape(shape) if not isinstance(layer, keras.layers.InputLayer) else shape
-        for tensor in keras.tree.flatten(layer.output):
-            shapes[id(tensor)] = tuple(out)
-        if not inside and not isinstance(layer, FREE):
-            parts.append(_part(layer, known[0], tuple(out)))
+        if isinstance(layer, keras.layers.InputLayer):
+            continue
+        if isinstance(layer, keras.Model):  # its tensors are its own: it is given what the layer before it hands on
+            parts += _walk(layer, last)
+            last = tuple(layer.compute_output_shape(last))
+            continue
+        given = [shapes.get(id(tensor), last) for tensor in keras.tree.flatten(layer.input)]
+        last = tuple(layer.compute_output_shape(given if len(given) > 1 else given[0]))
+        shapes[id(keras.tree.flatten(layer.output)[0])] = last
+        if not isinstance(layer, FREE):
+            parts.append(_part(layer, given[0], last))
     return parts
 
 
 def _part(layer, shape, out):
     kind = next((kind for cls, kind in KINDS.items() if type(layer) is cls), "other")
-    own = {"num_layers": layer.num_layers, "growth_rate": layer.growth_rate} if kind == "block" else {}
-    return Part(
+    sizes = {"size": _size(shape), "size_out": _size(out), "channels": _channels(shape), "out": _channels(out)}
+    part = Part(
         name=layer.name,
         kind=kind,
-        size=_size(shape),
-        size_out=_size(out),
-        channels=_channels(shape),
-        out=_channels(out),
+        **sizes,
         trained=sum(math.prod(v.shape) for v in layer.trainable_variables),
         state=sum(math.prod(v.shape) for v in layer.non_trainable_variables if "float" in v.dtype),
-        bottleneck=getattr(layer, "bottleneck", True),
         dropout=getattr(layer, "dropout_rate", 0) > 0,
-        **own,
     )
+    if kind != "block":
+        return part
+    own = {key: getattr(layer, key) for key in ("num_layers", "growth_rate", "bottleneck")}
+    return dataclasses.replace(part, **own)
 
 
 def _size(shape):
@@ -156,38 +154,51 @@ def parts_from(
         ValueError: for images that are too small for it.
     """
     if blocks is None:
+        if depth is None:
+            raise ValueError("`blocks` or `depth` must be given.")
         blocks = ((depth - 4) // (6 if bottleneck else 3),) * 3
     stem = stem or ("imagenet" if depth is None else "cifar")
     classes = classes or {"imagenet": 1000, "cifar": 10}[stem]
     smallest = smallest_size(stem, len(blocks))
     if min(image_size) < smallest:
         raise ValueError(f"`image_size` must be at least {smallest} by {smallest} for this network; got {image_size}.")
-    dropped = {"bottleneck": bottleneck, "dropout": dropout_rate > 0}
-    size, channels = tuple(image_size), 2 * growth_rate if stem == "imagenet" or (bottleneck and compression < 1) else 16
+    height, width = image_size
+    channels = 2 * growth_rate if stem == "imagenet" or (bottleneck and compression < 1) else 16
     if stem == "imagenet":
-        size_out = tuple((n + 3) // 4 for n in size)
-        weights = {"trained": 7 * 7 * 3 * channels + 2 * channels, "state": 2 * channels}
-        parts = [Part("conv1", "stem", size, size_out, 3, channels, **weights)]
+        size = (height + 3) // 4, (width + 3) // 4
+        trained = 7 * 7 * 3 * channels + 2 * channels
+        parts = [Part("conv1", "stem", (height, width), size, 3, channels, trained, state=2 * channels)]
     else:
-        parts = [Part("conv1_conv", "convolution", size, size, 3, channels, trained=3 * 3 * 3 * channels)]
+        size = height, width
+        parts = [Part("conv1_conv", "convolution", size, size, 3, channels, 3 * 3 * 3 * channels)]
     for i, num_layers in enumerate(blocks, start=2):
-        size = parts[-1].size_out
-        block = Part(f"conv{i}", "block", size, size, channels, channels + num_layers * growth_rate)
-        block = dataclasses.replace(block, num_layers=num_layers, growth_rate=growth_rate, **dropped)
-        weights = {"trained": sum(layer_weights(block)), "state": sum(2 * (c + block.narrow) for c in block.widths)}
-        parts.append(dataclasses.replace(block, **weights))
+        block = Part(
+            name=f"conv{i}",
+            kind="block",
+            size=size,
+            size_out=size,
+            channels=channels,
+            out=channels + num_layers * growth_rate,
+            num_layers=num_layers,
+            growth_rate=growth_rate,
+            bottleneck=bottleneck,
+            dropout=dropout_rate > 0,
+        )
+        state = sum(2 * (c + block.narrow) for c in block.widths)
+        parts.append(dataclasses.replace(block, trained=sum(layer_weights(block)), state=state))
         channels = block.out
         if i < len(blocks) + 1:
-            out, size_out = int(channels * compression), tuple(n // 2 for n in size)
-            weights = {"trained": channels * out + 2 * channels, "state": 2 * channels, "dropout": dropped["dropout"]}
-            parts.append(Part(f"pool{i}", "transition", size, size_out, channels, out, **weights))
-            channels = out
-    size = parts[-1].size_out
+            out, halved = int(channels * compression), (size[0] // 2, size[1] // 2)
+            trained, dropout = channels * out + 2 * channels, dropout_rate > 0
+            parts.append(
+                Part(f"pool{i}", "transition", size, halved, channels, out, trained, state=2 * channels, dropout=dropout)
+            )
+            size, channels = halved, out
     return [
         *parts,
-        Part("bn", "norm", size, size, channels, channels, trained=2 * channels, state=2 * channels),
+        Part("bn", "norm", size, size, channels, channels, 2 * channels, state=2 * channels),
         Part("avg_pool", "other", size, (1, 1), channels, channels),
-        Part("predictions", "other", (1, 1), (1, 1), channels, classes, trained=(channels + 1) * classes),
+        Part("predictions", "other", (1, 1), (1, 1), channels, classes, (channels + 1) * classes),
     ]
 
 

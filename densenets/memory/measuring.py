@@ -21,20 +21,26 @@ class Measurement:
         peak: the most that lived at once during the step, above `baseline`.
         baseline: what lives between steps: weights, optimizer slots, data held on the device.
         device: the device whose allocator was asked, such as `"GPU:0"`.
+        compiled: what XLA states that the step uses in all, its inputs included, where it was compiled in this measurement
+            after `watch_xla`; else `None`.
     """
 
     peak: int
     baseline: int
     device: str
+    compiled: int | None = None
 
 
 def measure(step: Callable, *args: Any) -> Measurement:
     """Runs `step(*args)` twice, first to trace and compile it, and measures the second run.
 
     The figures are the allocator's own, so they hold in eager execution, in graphs and in XLA, and repeat. They contain
-    what TensorFlow allocates, its padding included; they do not contain the program's code, the CUDA context, or memory
-    that libraries take elsewhere. On a CPU start the program with `TF_CPU_ALLOCATOR_USE_BFC=1` in the environment:
-    TensorFlow then uses the allocator that GPUs use; without it sizes are rounded up to powers of two.
+    what TensorFlow allocates, its padding included, and on a GPU what cuDNN takes as workspace, which TensorFlow allocates for
+    it. They do not contain the program's code, the CUDA context, what libraries take elsewhere, or fragmentation: free memory
+    in pieces too small to serve, for which a device can give out before the peak reaches its size.
+
+    On a CPU start the program with `TF_CPU_ALLOCATOR_USE_BFC=1` in the environment: TensorFlow then uses the allocator that
+    GPUs use; without it sizes are rounded up to powers of two.
 
     An allocator whose memory is in pieces, as in a process that has done much else, may hand out a free piece up to twice as
     large as asked for, and counts it whole: where single tensors matter, measure in a fresh process.
@@ -68,7 +74,8 @@ def measure(step: Callable, *args: Any) -> Measurement:
     _wait()
     peak = _statistics(device)["peak"]
     del results
-    return Measurement(min([peak - baseline, *([sum(compiled)] if compiled else [])]), baseline, device)
+    total = sum(compiled) if compiled else None
+    return Measurement(peak - baseline if total is None else min(peak - baseline, total), baseline, device, total)
 
 
 def _wait():

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import keras
 
-from densenets.dense_block import STRATEGIES
+from densenets.dense_block import STRATEGIES, DenseBlock
 from densenets.dense_block.features import CHUNKS
 from densenets.dense_block.shared import CHUNKED_PIXELS
 from densenets.memory.architecture import Part, layer_weights, parts_of
@@ -29,7 +29,7 @@ MODES = ("graph", "xla")
 SIZES = {"float32": 4, "float64": 8, "mixed_bfloat16": 2, "mixed_float16": 2}  # bytes of what layers compute
 # Slots for each weight, and in a graph the products of slots that the executor makes at once and holds until the gradients
 # come: Keras' SGD multiplies its momentum so.
-OPTIMIZERS = {"none": (0, 0), "sgd": (1, 1), "torch_sgd": (1, 0), "adam": (2, 0)}
+OPTIMIZERS = {"none": (0, 0), "sgd": (1, 1), "torch_sgd": (1, 1), "adam": (2, 0)}
 
 
 class Moment(NamedTuple):
@@ -62,6 +62,11 @@ class Prediction(int):
         kept_by_part: what each part keeps for its backward pass, by name, in bytes.
         baseline: what of it lives between steps: weights, optimizer slots, images.
     """
+
+    moments: list[Moment]
+    peak: Moment
+    kept_by_part: dict[str, int]
+    baseline: int
 
     def __new__(cls, moments, kept_by_part, baseline):
         peak = max(moments, key=lambda moment: moment.total)
@@ -105,10 +110,11 @@ def predict(
     Raises:
         ValueError: for an argument that cannot be, naming it.
     """
-    blocks = [layer for layer in model._flatten_layers() if hasattr(layer, "num_layers") and hasattr(layer, "memory")]
+    parts = parts_of(model, image_size)
+    blocks = [layer for layer in model._flatten_layers() if isinstance(layer, DenseBlock)]
     memory = memory or (blocks[0].memory if blocks else "naive")
     precision = precision or (blocks[0] if blocks else model).dtype_policy.name
-    return predict_parts(parts_of(model, image_size), batch_size, memory, mode, precision, optimizer)
+    return predict_parts(parts, batch_size, memory, mode, precision, optimizer)
 
 
 def predict_parts(
@@ -128,7 +134,7 @@ def predict_parts(
         raise ValueError(f"`batch_size` must be a positive integer, got {batch_size!r}.")
     way = _Way(batch_size, memory, mode, SIZES[precision])
     first_trained = next((i for i, part in enumerate(parts) if part.trained), len(parts))
-    layers = []
+    layers: list[_Layer] = []
     for i, part in enumerate(parts):
         own = LAYERS[part.kind](part, way)
         layers += [layer._replace(kept=0, frozen=True) for layer in own] if i < first_trained else own
@@ -170,7 +176,7 @@ IN_HAND = {
 IN_HAND_PLAIN = IN_HAND | {
     ("checkpoint", "graph"): (3, 1, 2),
     ("shared", "graph"): (1, 7, 0),
-    ("shared", "xla"): (1, 0, 2.6),
+    ("shared", "xla"): (1, 0, 2.7),
 }
 
 
@@ -301,23 +307,23 @@ LAYERS = {
 
 # === Through the step ===
 
-# What the allocator hands out over what is asked for, since a free piece up to twice as large is not cut: (mode, memory, whether
-# in half precision). XLA lays its tensors out itself.
+# What the allocator hands out over what is asked for, since a free piece up to twice as large is not cut: (mode, memory,
+# whether in half precision). XLA lays its tensors out itself.
 ROUNDING = {
-    ("graph", "naive", False): 1.085,
+    ("graph", "naive", False): 1.095,
     ("graph", "naive", True): 1.11,
     ("graph", "checkpoint", False): 1.08,
-    ("graph", "checkpoint", True): 1.18,
-    ("graph", "shared", False): 1.1,
+    ("graph", "checkpoint", True): 1.19,
+    ("graph", "shared", False): 1.11,
     ("graph", "shared", True): 1.10,
-    ("xla", "naive", False): 1.04,
-    ("xla", "naive", True): 1.09,
+    ("xla", "naive", False): 1.05,
+    ("xla", "naive", True): 1.11,
     ("xla", "checkpoint", False): 1.05,
-    ("xla", "checkpoint", True): 1.05,
-    ("xla", "shared", False): 1.1,
-    ("xla", "shared", True): 1.18,
+    ("xla", "checkpoint", True): 1.07,
+    ("xla", "shared", False): 1.13,
+    ("xla", "shared", True): 1.21,
 }
-WEIGHTS_ROUNDING = {"graph": 1.1, "xla": 1.0}
+WEIGHTS_ROUNDING = {"graph": 1.1, "xla": 1.04}
 
 
 def _walk_through(layers, parts, way, optimizer, keeps_gradients):
@@ -327,12 +333,17 @@ def _walk_through(layers, parts, way, optimizer, keeps_gradients):
     images = way.batch_size * math.prod(parts[0].size) * parts[0].channels * 4
     each, rounded = way.wide, WEIGHTS_ROUNDING[way.mode]
     baseline = ((1 + slots) * trained + state) * each * rounded + images
-    # Copies of kernels, and products of slots, of the layers whose backward pass is still to come; XLA has the gradients instead.
-    ahead = (early * each + (way.size if way.half else 0) if way.mode == "graph" else each) * rounded
+    # Copies of kernels, and products of slots, of the layers whose backward pass is still to come. XLA has gradients instead:
+    # those that wait for the end of the step, fewer where the backward pass does not wait either.
+    ahead = (
+        early * each + (way.size if way.half else 0) if way.mode == "graph" else (0.7 if way.memory == "shared" else 1) * each
+    )
+    ahead *= rounded
     # Between steps and over the whole of each, a tensor as wide as the first block stays with the executor of a plain graph.
     first = next((part for part in parts if part.kind == "block"), None)
     stays = way.batch_size * math.prod(first.size) * first.out * way.wide if first else 0
-    kept = stays if way.mode == "graph" and way.memory != "shared" else 0
+    is_trained = first is not None and first.trained > 0
+    kept = stays if is_trained and way.mode == "graph" and way.memory != "shared" else 0
     weights, moments, kept_by_part = baseline + ahead * trained, [], {}
     for layer in layers:
         kept += layer.kept * rounding

@@ -1,0 +1,198 @@
+"""Memory predicted against memory measured: `python -m densenets.benchmark_prediction`.
+
+    python -m densenets.benchmark_prediction --workdir=runs/prediction
+
+Every case is one training step in a process of its own, measured five times; the median counts: in a graph, what lives between
+steps and the peak above it; under XLA the compiler's own total. Writes prediction.json, prediction.md and prediction.png, and
+goes on from a prediction.json that it finds. It takes about half an hour on two CPU cores, two cases at a time (nothing is timed).
+
+    python -m densenets.benchmark_prediction --plans --processes=1
+
+holds plans against measurements: does the largest batch of a plan fit, and is twice as large over the budget?
+"""
+
+import concurrent.futures
+import json
+import pathlib
+import statistics
+
+from absl import app, flags
+
+from densenets import benchmark, files, memory, zoo
+from densenets.dense_block import STRATEGIES
+from densenets.memory.architecture import parts_from
+from densenets.memory.prediction import predict_parts
+
+flags.DEFINE_string("workdir", "runs/prediction", "Where the results go.")
+flags.DEFINE_integer("processes", 2, "Cases measured at once.")
+flags.DEFINE_bool("plans", False, "Measures what plans say instead.")
+
+F, B = "float32", "mixed_bfloat16"
+# network (LxK is DenseNet-BC), batch, image size, precision, dropout, modes
+GRID = [
+    ("40x12", 64, 32, F, 0.0, ("graph", "xla")),
+    ("40x12", 64, 32, B, 0.0, ("graph", "xla")),
+    ("40x12", 256, 32, F, 0.0, ("graph",)),
+    ("40x12", 64, 32, F, 0.2, ("graph",)),
+    ("22x24", 128, 32, F, 0.0, ("graph", "xla")),
+    ("40x36", 32, 32, F, 0.0, ("graph", "xla")),
+    ("100x12", 32, 32, F, 0.0, ("graph", "xla")),
+    ("100x12", 8, 64, F, 0.0, ("graph",)),
+    ("100x12", 16, 32, B, 0.0, ("graph",)),
+    ("100x24", 8, 32, F, 0.0, ("graph",)),
+    ("160x12", 16, 32, F, 0.0, ("graph",)),
+    ("densenet_40_12", 32, 32, F, 0.0, ("graph", "xla")),
+    ("densenet_40_12", 32, 32, F, 0.2, ("graph",)),
+    ("densenet_121", 8, 224, F, 0.0, ("graph", "xla")),
+    ("densenet_121", 8, 224, B, 0.0, ("graph",)),
+    ("densenet_121", 8, 96, F, 0.0, ("graph", "xla")),
+    ("densenet_121", 8, 96, B, 0.0, ("graph", "xla")),
+    ("densenet_169", 4, 160, F, 0.0, ("graph", "xla")),
+    ("densenet_161", 4, 96, F, 0.0, ("graph", "xla")),
+    ("densenet_201", 8, 64, F, 0.0, ("graph",)),
+]
+
+# network, strategy, budget
+PLANS = [
+    ("densenet_40_12", "checkpoint", "0.5GiB"),
+    ("40x12", "naive", "1GiB"),
+    ("100x12", "shared", "0.5GiB"),
+    ("densenet_121", "shared", "1GiB"),
+    ("densenet_121", "checkpoint", "2GiB"),
+    ("100x12", "shared", "4GiB"),
+]
+
+
+def main(_):
+    if flags.FLAGS.plans:
+        print("\n".join(plan_table()))
+        return
+    workdir = pathlib.Path(flags.FLAGS.workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    path = workdir / "prediction.json"
+    measured = json.loads(path.read_text()) if path.exists() else []
+    known = [{key: case[key] for key in CASE} for case in measured]
+    missing = [case for case in cases() if case not in known]
+    with concurrent.futures.ThreadPoolExecutor(flags.FLAGS.processes) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(measure, case) for case in missing]):
+            measured.append(done.result())
+            print(measured[-1], flush=True)
+            files.replace(path, lambda partial: partial.write_text(json.dumps(measured, indent=1) + "\n"))
+    rows = [case | {"predicted": predict(case)} for case in measured if "error" not in case]
+    files.replace(workdir / "prediction.md", lambda partial: partial.write_text(table(rows) + "\n"))
+    files.replace(workdir / "prediction.png", lambda partial: plot(rows).savefig(partial, format="png", dpi=120))
+    print(summary(rows))
+
+
+CASE = ("model", "batch_size", "image_size", "precision", "dropout_rate", "mode", "memory")
+
+
+def cases():
+    """Every case of the grid, as a dictionary."""
+    return [
+        dict(zip(CASE, (*row[:-1], mode, memory), strict=True)) for row in GRID for mode in row[-1] for memory in STRATEGIES
+    ]
+
+
+def measure(case):
+    """The case with the bytes that its step took in all, or with an error."""
+    size, options = case["image_size"], {"precision": case["precision"], "dropout_rate": case["dropout_rate"]}
+    worker = benchmark.Worker(
+        case["memory"], case["model"], case["batch_size"], case["mode"], "training", input_shape=(size, size, 3), **options
+    )
+    answers = [worker.case, *(worker.ask("measure") for _ in range(4 if case["mode"] == "graph" else 0))]
+    found = worker.finish()
+    if "error" in found:
+        return case | {"error": found["error"]}
+    if case["mode"] == "xla":
+        return case | {"measured": found["compiled_bytes"]}
+    totals = [answer["baseline_bytes"] + answer["peak_bytes"] for answer in answers]
+    return case | {"measured": int(statistics.median(totals)), "range": [min(totals), max(totals)]}
+
+
+def predict(case):
+    """The bytes predicted of a case."""
+    parts = parts_from((case["image_size"],) * 2, dropout_rate=case["dropout_rate"], **_arguments(case["model"]))
+    return int(predict_parts(parts, case["batch_size"], case["memory"], case["mode"], case["precision"], "sgd"))
+
+
+def plan_table():
+    """A line for each of `PLANS`: what its largest batch took, and one twice as large."""
+    yield "| network | strategy | budget | largest batch | took | twice as many took |"
+    yield "|---|---|---|---|---|---|"
+    for model, strategy, budget in PLANS:
+        plan = memory.plan(_arguments(model), budget)
+        [batch_size] = [fit.largest_batch for fit in plan.fits if fit.memory == strategy]
+        options = {"precision": "float32", "dropout_rate": 0.0, "mode": "graph", "memory": strategy}
+        size = 224 if "blocks" in _arguments(model) else 32
+        cells = [model, strategy, budget, batch_size]
+        for n in (batch_size, 2 * batch_size):
+            found = measure({"model": model, "batch_size": n, "image_size": size} | options)
+            cells.append(memory.in_words(found["measured"]) if "measured" in found else found["error"][:80])
+        yield "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _arguments(model):
+    if model in zoo.VARIANTS:
+        return zoo.arguments(model)
+    depth, growth_rate = map(int, model.split("x"))
+    return {"depth": depth, "growth_rate": growth_rate}
+
+
+# === What it found ===
+
+
+def error(row):
+    return row["predicted"] / row["measured"] - 1
+
+
+def summary(rows):
+    """The distribution of the errors in a sentence."""
+    errors = sorted(map(error, rows))
+    return (
+        f"{len(errors)} cases: the median error is {statistics.median(map(abs, errors)):.1%}, the largest "
+        f"{max(map(abs, errors)):.1%}; from {errors[0]:+.1%} to {errors[-1]:+.1%}."
+    )
+
+
+def table(rows):
+    lines = [
+        summary(rows),
+        "",
+        "| model | batch | image | precision | dropout | mode | memory | measured | predicted | error |",
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: [str(row[key]) for key in CASE]):
+        mib = [f"{row[key] / benchmark.MIB:.0f} MiB" for key in ("measured", "predicted")]
+        size = f"{row['image_size']}x{row['image_size']}"
+        cells = [row["model"], row["batch_size"], size, row["precision"], row["dropout_rate"], row["mode"], row["memory"], *mib]
+        lines.append("| " + " | ".join(map(str, [*cells, f"{error(row):+.1%}"])) + " |")
+    return "\n".join(lines)
+
+
+def plot(rows):
+    """Predicted over measured, on logarithmic axes, with the bounds that are promised."""
+    import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=(6, 5.5), layout="constrained")
+    axes = figure.subplots()
+    for colour, memory in zip(("tab:red", "tab:blue", "tab:green"), STRATEGIES, strict=True):
+        for mode, marker in (("graph", "o"), ("xla", "^")):
+            own = [row for row in rows if (row["memory"], row["mode"]) == (memory, mode)]
+            x, y = ([row[key] / benchmark.MIB for row in own] for key in ("measured", "predicted"))
+            axes.loglog(x, y, marker, color=colour, label=f"{memory}, {mode}", markersize=5, alpha=0.7)
+    ends = [
+        0.9 * min(row["measured"] for row in rows) / benchmark.MIB,
+        1.1 * max(row["measured"] for row in rows) / benchmark.MIB,
+    ]
+    axes.plot(ends, ends, color="black", linewidth=0.7)
+    axes.fill_between(
+        ends, [0.95 * end for end in ends], [1.15 * end for end in ends], color="grey", alpha=0.2, label="-5% to +15%"
+    )
+    axes.set(xlabel="measured, MiB", ylabel="predicted, MiB", title="Memory of a training step in all")
+    axes.legend()
+    return figure
+
+
+if __name__ == "__main__":
+    app.run(main)
