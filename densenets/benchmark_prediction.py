@@ -4,28 +4,24 @@
 
 Every case is one training step in a process of its own, measured five times; the median counts: in a graph, what lives between
 steps and the peak above it; under XLA the compiler's own total. Writes prediction.json, prediction.md and prediction.png, and
-goes on from a prediction.json that it finds. It takes about half an hour on two CPU cores, two cases at a time (nothing is timed).
+goes on from a prediction.json that it finds. It takes half an hour on two CPU cores,
+two cases at a time (nothing is timed).
 
-    python -m densenets.benchmark_prediction --plans --processes=1
+    python -m densenets.benchmark_prediction --plans
 
 holds plans against measurements: does the largest batch of a plan fit, and is twice as large over the budget?
 """
 
+import argparse
 import concurrent.futures
 import json
 import pathlib
 import statistics
 
-from absl import app, flags
-
 from densenets import benchmark, files, memory, zoo
 from densenets.dense_block import STRATEGIES
 from densenets.memory.architecture import parts_from
 from densenets.memory.prediction import predict_parts
-
-flags.DEFINE_string("workdir", "runs/prediction", "Where the results go.")
-flags.DEFINE_integer("processes", 2, "Cases measured at once.")
-flags.DEFINE_bool("plans", False, "Measures what plans say instead.")
 
 F, B = "float32", "mixed_bfloat16"
 # network (LxK is DenseNet-BC), batch, image size, precision, dropout, modes
@@ -63,17 +59,26 @@ PLANS = [
 ]
 
 
-def main(_):
-    if flags.FLAGS.plans:
-        print("\n".join(plan_table()))
-        return
-    workdir = pathlib.Path(flags.FLAGS.workdir)
+def main():
+    parser = argparse.ArgumentParser("python -m densenets.benchmark_prediction")
+    parser.add_argument("--workdir", type=pathlib.Path, default="runs/prediction", help="where the results go")
+    parser.add_argument("--processes", type=int, default=2, help="cases measured at once")
+    parser.add_argument("--plans", action="store_true", help="measures what plans say instead")
+    options = parser.parse_args()
+    if options.plans:
+        for line in plan_table():
+            print(line, flush=True)
+    else:
+        _hold_against_measurements(options.workdir, options.processes)
+
+
+def _hold_against_measurements(workdir, processes):
     workdir.mkdir(parents=True, exist_ok=True)
     path = workdir / "prediction.json"
     measured = json.loads(path.read_text()) if path.exists() else []
     known = [{key: case[key] for key in CASE} for case in measured]
     missing = [case for case in cases() if case not in known]
-    with concurrent.futures.ThreadPoolExecutor(flags.FLAGS.processes) as pool:
+    with concurrent.futures.ThreadPoolExecutor(processes) as pool:
         for done in concurrent.futures.as_completed([pool.submit(measure, case) for case in missing]):
             measured.append(done.result())
             print(measured[-1], flush=True)
@@ -176,11 +181,11 @@ def plot(rows):
 
     figure = matplotlib.figure.Figure(figsize=(6, 5.5), layout="constrained")
     axes = figure.subplots()
-    for colour, memory in zip(("tab:red", "tab:blue", "tab:green"), STRATEGIES, strict=True):
+    for colour, strategy in zip(("tab:red", "tab:blue", "tab:green"), STRATEGIES, strict=True):
         for mode, marker in (("graph", "o"), ("xla", "^")):
-            own = [row for row in rows if (row["memory"], row["mode"]) == (memory, mode)]
+            own = [row for row in rows if (row["memory"], row["mode"]) == (strategy, mode)]
             x, y = ([row[key] / benchmark.MIB for row in own] for key in ("measured", "predicted"))
-            axes.loglog(x, y, marker, color=colour, label=f"{memory}, {mode}", markersize=5, alpha=0.7)
+            axes.loglog(x, y, marker, color=colour, label=f"{strategy}, {mode}", markersize=5, alpha=0.7)
     ends = [
         0.9 * min(row["measured"] for row in rows) / benchmark.MIB,
         1.1 * max(row["measured"] for row in rows) / benchmark.MIB,
@@ -195,4 +200,4 @@ def plot(rows):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

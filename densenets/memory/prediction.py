@@ -170,7 +170,7 @@ IN_HAND = {
     ("naive", "xla"): (0, 0, 0),
     ("checkpoint", "graph"): (3, 4, 2),
     ("checkpoint", "xla"): (1, 1, 2),
-    ("shared", "graph"): (1, 3, 0),
+    ("shared", "graph"): (1, 3.5, 0),
     ("shared", "xla"): (1, 0, 1.25),
 }
 IN_HAND_PLAIN = IN_HAND | {
@@ -219,7 +219,7 @@ class _Way:
         """Bytes in hand for each value between a layer's two convolutions: z and its gradient, and what comes of a chunk's."""
         if self.mode == "xla":
             return 2.7 * self.wide
-        return 2 * self.size + 2 * self.wide / self.chunks(pixels)
+        return 2 * self.size + self.wide / self.chunks(pixels)
 
 
 def _block(part, way):
@@ -238,7 +238,7 @@ def _block(part, way):
             if way.memory == "checkpoint":
                 kept += narrow * way.normed + mask
             else:
-                in_hand += narrow * way.between(pixels) + 2 * mask * way.wide
+                in_hand += narrow * way.between(pixels) + 3 * mask * way.wide
         layers.append(
             _Layer(
                 part=part.name,
@@ -273,7 +273,8 @@ def _transition(part, way):
     values = way.batch_size * pixels * part.channels
     if way.memory == "shared":
         _, backward = way.in_hand(pixels)
-        kept, forward, gradient, in_hand = 0, values * way.size / 2, values * way.size, values * backward
+        masks = 3.5 * way.batch_size * pixels * part.out * way.wide if part.dropout else 0
+        kept, forward, gradient, in_hand = 0, values * way.size / 2 + masks, values * way.size, values * backward + masks
     else:
         mask = way.batch_size * pixels * part.out if part.dropout else 0
         kept, forward, gradient, in_hand = values * way.normed + mask, values * way.wide, 0, 3 * values * way.wide
@@ -310,11 +311,11 @@ LAYERS = {
 # What the allocator hands out over what is asked for, since a free piece up to twice as large is not cut: (mode, memory,
 # whether in half precision). XLA lays its tensors out itself.
 ROUNDING = {
-    ("graph", "naive", False): 1.095,
+    ("graph", "naive", False): 1.08,
     ("graph", "naive", True): 1.11,
-    ("graph", "checkpoint", False): 1.08,
+    ("graph", "checkpoint", False): 1.065,
     ("graph", "checkpoint", True): 1.19,
-    ("graph", "shared", False): 1.11,
+    ("graph", "shared", False): 1.1,
     ("graph", "shared", True): 1.10,
     ("xla", "naive", False): 1.05,
     ("xla", "naive", True): 1.11,
