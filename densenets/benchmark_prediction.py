@@ -99,13 +99,13 @@ def cases():
     ]
 
 
-def measure(case):
-    """The case with the bytes that its step took in all, or with an error."""
+def measure(case, repeats=5):
+    """The case with the bytes that its step took in all, by the median of `repeats` measurements, or with an error."""
     size, options = case["image_size"], {"precision": case["precision"], "dropout_rate": case["dropout_rate"]}
     worker = benchmark.Worker(
         case["memory"], case["model"], case["batch_size"], case["mode"], "training", input_shape=(size, size, 3), **options
     )
-    answers = [worker.case, *(worker.ask("measure") for _ in range(4 if case["mode"] == "graph" else 0))]
+    answers = [worker.case, *(worker.ask("measure") for _ in range(repeats - 1 if case["mode"] == "graph" else 0))]
     found = worker.finish()
     if "error" in found:
         return case | {"error": found["error"]}
@@ -132,7 +132,7 @@ def plan_table():
         size = 224 if "blocks" in _arguments(model) else 32
         cells = [model, strategy, budget, batch_size]
         for n in (batch_size, 2 * batch_size):
-            found = measure({"model": model, "batch_size": n, "image_size": size} | options)
+            found = measure({"model": model, "batch_size": n, "image_size": size} | options, repeats=1)
             cells.append(memory.in_words(found["measured"]) if "measured" in found else found["error"][:80])
         yield "| " + " | ".join(map(str, cells)) + " |"
 

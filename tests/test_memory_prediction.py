@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import keras
+import matplotlib.figure
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ import densenets
 from densenets import benchmark_prediction, config, fitting, memory, training, zoo
 from densenets.memory.__main__ import main as command
 from densenets.memory.architecture import parts_from, parts_of
+from densenets.memory.pictures import draw_scaling, draw_timeline
 from densenets.memory.planning import parse_bytes
 from densenets.memory.prediction import predict_parts
 
@@ -195,3 +197,22 @@ def test_a_config_that_fits_or_has_the_warning_off_says_nothing():
 def test_a_budget_that_is_no_size_is_refused():
     with pytest.raises(config.ConfigError, match=r"config\.memory_budget must be.*got '12 parsecs'"):
         _warnings(memory_budget="12 parsecs")
+
+
+# === Pictures ===
+
+
+def test_the_exponent_of_a_power_law_is_found():
+    axes = matplotlib.figure.Figure().subplots()
+    depths = (10, 20, 40)
+    laws = {"naive": [2**20 * n**2 for n in depths], "shared": [2**20 * n for n in depths]}
+    assert draw_scaling(axes, "depth", depths, laws, laws) == pytest.approx({"naive": 2, "shared": 1})
+
+
+def test_a_timeline_shows_every_moment():
+    axes = matplotlib.figure.Figure().subplots()
+    prediction = predict_parts(parts_from((32, 32), depth=22, growth_rate=12), 8)
+    draw_timeline(axes, prediction)
+    tops = [collection.get_paths()[0].vertices[:, 1].max() for collection in axes.collections]
+    assert max(tops) == pytest.approx(prediction.peak.total / 2**20)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["conv2", "conv3", "conv4", "conv4", "conv3", "conv2"]
