@@ -216,7 +216,8 @@ def attach_gradient(results, sources, gradients):
     """The tensors `results`, whose gradient with respect to `sources` is what `gradients(*upstream)` returns, and no other.
 
     Args:
-        results, sources: flat lists of tensors; the results were computed unrecorded.
+        results: a flat list of tensors, computed unrecorded.
+        sources: a flat list of tensors.
         gradients: takes an upstream gradient, perhaps `None`, for each result; returns one, or `None`, for each source.
     """
 

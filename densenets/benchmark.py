@@ -38,6 +38,7 @@ flags.DEFINE_string("workdir", None, "Where benchmark.json, benchmark.md and the
 
 
 def main(_):
+    """Runs the races that the flags name, and prints or writes what they found."""
     options, cases = flags.FLAGS, []
     if options.workdir:
         pathlib.Path(options.workdir).mkdir(parents=True, exist_ok=True)

@@ -60,6 +60,7 @@ PLANS = [
 
 
 def main():
+    """Does what the command line asks for."""
     parser = argparse.ArgumentParser("python -m densenets.benchmark_prediction")
     parser.add_argument("--workdir", type=pathlib.Path, default="runs/prediction", help="where the results go")
     parser.add_argument("--processes", type=int, default=2, help="cases measured at once")
@@ -148,6 +149,7 @@ def _arguments(model):
 
 
 def error(row):
+    """The relative error of a prediction; above 0 where it is too high."""
     return row["predicted"] / row["measured"] - 1
 
 
@@ -161,6 +163,7 @@ def summary(rows):
 
 
 def table(rows):
+    """Every case, in Markdown."""
     lines = [
         summary(rows),
         "",

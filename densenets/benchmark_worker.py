@@ -14,6 +14,7 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def main():
+    """Builds the case of the first argument, prints what it found, then answers commands line by line."""
     case = json.loads(sys.argv[1])
     try:
         step, found = _prepare(**case)

@@ -143,7 +143,8 @@ class Loop:
 
         Args:
             batches: `batches(step)` gives the batches from a step on, endlessly.
-            epochs, steps_per_epoch: how long.
+            epochs: how many, those of earlier calls included.
+            steps_per_epoch: how long each is.
             evaluate: `evaluate(self)` gives the metrics of the test set, as numbers by name.
             checkpoint: a path that all processes see, or `None`.
             callbacks: Keras callbacks.

@@ -21,6 +21,7 @@ DEPTHS, BATCHES = (40, 64, 100, 160, 250), (8, 16, 32, 64, 128)
 
 
 def main(_):
+    """Measures, draws and writes."""
     out = pathlib.Path(flags.FLAGS.out)
     by_depth = [_case(f"{depth}x12", 16) for depth in DEPTHS]
     by_batch = [_case("100x12", batch) for batch in BATCHES]

@@ -122,7 +122,8 @@ def DenseNetCifar(
     Args:
         depth: L, the number of layers with weights: `6n + 4` with bottlenecks, `3n + 4` without, for n layers a block.
         growth_rate: k, the features that each layer adds.
-        bottleneck, compression: both as by default make DenseNet-BC; `False` and `1` the first DenseNet.
+        bottleneck: `True` for DenseNet-BC, `False` for the first DenseNet.
+        compression: of the transitions; below 1 for DenseNet-BC, 1 for the first DenseNet.
         input_shape: `(height, width, channels)`, 32x32x3 by default.
         classes: the number of classes.
         **kwargs: as for `DenseNet`.

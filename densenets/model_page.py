@@ -34,6 +34,7 @@ HEAD = """# All networks
 
 
 def main(_):
+    """Writes the page."""
     rows, measured = [], {}
     for name, variant in zoo.VARIANTS.items():
         model = zoo.create_model(name)

@@ -121,6 +121,7 @@ def dense(grads):
 
 
 def is_differentiable(tensor):
+    """Whether a tensor's values can have gradients."""
     return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 

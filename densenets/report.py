@@ -21,6 +21,7 @@ def open_workdir(workdir, config):
     """The report of an earlier start in `workdir`, to go on from, or an empty one.
 
     Args:
+        workdir: a path; it is made where it is not there.
         config: as a dictionary.
 
     Raises:

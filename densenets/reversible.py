@@ -31,11 +31,14 @@ def rev_block(
     """Runs a block of `num_layers` reversible layers.
 
     Args:
-        x1, x2: the halves of the input, tensors of one shape and dtype.
-        f, g: functions of a tensor that return one of the same shape, or lists with one for each layer. A single function
+        x1: one half of the input.
+        x2: the other, of the same shape and dtype.
+        f: a function of a tensor that returns one of the same shape, or a list with one for each layer. A single function
             serves every layer, with the weights that it has.
+        g: as `f`.
         num_layers: how many layers.
-        f_side_input, g_side_input: a list of tensors that f, or g, takes as a second argument. They have gradients.
+        f_side_input: a list of tensors that `f` takes as a second argument. They have gradients.
+        g_side_input: the same for `g`.
         is_training: `False` computes the same without preparing a backward pass of its own.
 
     Returns:

@@ -63,6 +63,7 @@ def build_model(config, memory, seed=0):
 
 
 def make_loss():
+    """The cross-entropy of logits, as a mean over the batch."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -91,6 +92,7 @@ def mode_of(model):
 
 
 def steps_per_epoch(config, data, num_replicas=1):
+    """The steps of an epoch: those that a config sets, or all of the data."""
     return config.steps_per_epoch or data.num_steps(config.batch_size, num_replicas)
 
 

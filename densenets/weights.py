@@ -104,7 +104,10 @@ def imagenet(design, include_top, input_shape, classes, classifier_activation):
 
     Args:
         design: (blocks, growth_rate, bottleneck, compression, stem) of the network.
-        include_top, input_shape, classes, classifier_activation: as for `densenets.DenseNet`.
+        include_top: as for `densenets.DenseNet`.
+        input_shape: as for `densenets.DenseNet`.
+        classes: as for `densenets.DenseNet`.
+        classifier_activation: as for `densenets.DenseNet`.
 
     Raises:
         ValueError: for a network that no file fits.

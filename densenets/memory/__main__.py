@@ -17,6 +17,7 @@ from densenets.memory import planning, prediction
 
 
 def main(argv=None):
+    """Prints the answer to a command line."""
     options = _parser().parse_args(argv)
     try:
         answer, text = _plan(options) if options.model else _deepest(options)

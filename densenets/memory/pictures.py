@@ -24,7 +24,8 @@ def draw_scaling(
         axes: of matplotlib.
         label: what the values are.
         values: along the axis.
-        measured, predicted: bytes for each value, by strategy.
+        measured: bytes for each value, by strategy.
+        predicted: the same.
 
     Returns:
         The exponent that fits the measured points, by strategy.

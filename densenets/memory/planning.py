@@ -74,7 +74,9 @@ def plan(
         budget: bytes, or a text such as `"16GiB"`. Leave out what the CUDA context and cuDNN's workspace take.
         batch_size: images in a step, on one device, that must fit.
         image_size: height and width, or one number for both; by default the variant's, or the model's own.
-        mode, precision, optimizer: as for `predict`.
+        mode: as for `predict`.
+        precision: as for `predict`.
+        optimizer: as for `predict`.
 
     Returns:
         A `Plan`.
@@ -119,9 +121,13 @@ def deepest(
     """The depth L, by strategy, of the deepest DenseNet-BC with three blocks (`DenseNetCifar`) that fits a budget.
 
     Args:
-        budget, image_size, mode, precision, optimizer: as for `plan`.
+        budget: as for `plan`.
         batch_size: images in a step.
         growth_rate: k.
+        image_size: as for `plan`.
+        mode: as for `predict`.
+        precision: as for `predict`.
+        optimizer: as for `predict`.
 
     Returns:
         A depth for each strategy, `None` where not even one layer a block fits.
