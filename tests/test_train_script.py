@@ -14,8 +14,9 @@ FAST = ["--config.model.depth=10", "--config.epochs=1", "--config.steps_per_epoc
 
 
 def test_quickstart_prints_the_table_and_writes_the_report(tmp_path):
-    done = train("--config=configs/quickstart.py", f"--workdir={tmp_path}", *FAST)
+    done = train("--config=configs/quickstart.py", f"--workdir={tmp_path}", "--config.memory_budget=2MiB", *FAST)
     assert done.returncode == 0, done.stderr
+    assert "more than the 2 MiB that there are. What would fit: " in done.stderr  # and goes on
     assert "| checkpoint | 0    | graph |" in done.stdout
     assert "| shared     | 0    | graph |" in done.stdout
     assert "Gradients: passed" in done.stdout

@@ -326,7 +326,7 @@ ROUNDING = {
     ("xla", "shared", False): 1.13,
     ("xla", "shared", True): 1.21,
 }
-WEIGHTS_ROUNDING = {"graph": 1.14, "xla": 1.04}
+WEIGHTS_ROUNDING = {"graph": 1.16, "xla": 1.04}
 
 
 def _walk_through(layers, parts, way, optimizer, keeps_gradients):
