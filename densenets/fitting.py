@@ -37,7 +37,7 @@ def _warning(fit, plan, num_replicas):
     fitting += [
         f"config.memory={other.memory} (up to config.batch_size={other.largest_batch * num_replicas})"
         for other in plan.fits
-        if other.batch_bytes <= plan.budget
+        if other.largest_batch >= plan.batch_size
     ]
     takes, there_are = memory.in_words(fit.batch_bytes), memory.in_words(plan.budget)
     return (

@@ -17,7 +17,7 @@ from densenets.memory.prediction import predict_parts
 
 flags.DEFINE_string("out", "docs", "Where the pictures go.")
 
-DEPTHS, BATCHES = (40, 64, 100, 160, 250), (8, 16, 32, 64, 128)
+DEPTHS, BATCHES = (22, 40, 64, 100, 160), (8, 16, 32, 64)
 
 
 def main(_):

@@ -14,6 +14,7 @@ UNITS = (
     {"": 1, "b": 1} | {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)} | {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}
 )
 LARGEST_BATCH = 2**20  # where the search ends
+HEADROOM = 0.07  # of the budget is left: as much have predictions been seen to be too low
 # Below, `"shared"` is slower than plain layers: a network so shallow on so few pixels (README, k=12 at L=40 and batch 16).
 SHALLOW_LAYERS, SHALLOW_PIXELS = 96, 32 * 32 * 32
 
@@ -71,7 +72,8 @@ def plan(
 
     Args:
         model: a name of `densenets.list_models()`, the arguments of `DenseNet` or `DenseNetCifar`, or a built model.
-        budget: bytes, or a text such as `"16GiB"`. Leave out what the CUDA context and cuDNN's workspace take.
+        budget: bytes, or a text such as `"16GiB"`. Leave out what the CUDA context and cuDNN's workspace take. A plan fills 93%
+            of it, since predictions may be a little low.
         batch_size: images in a step, on one device, that must fit.
         image_size: height and width, or one number for both; by default the variant's, or the model's own.
         mode: as for `predict`.
@@ -85,11 +87,12 @@ def plan(
         ValueError: for an argument that cannot be, naming it; for an unknown name, with the nearest ones.
     """
     budget = parse_bytes(budget)
+    room = budget * (1 - HEADROOM)
     parts = _parts(model, image_size)
     way = {"mode": mode, "precision": precision, "optimizer": optimizer}
     fits = []
     for memory in STRATEGIES:
-        largest = _most(lambda n, memory=memory: predict_parts(parts, n, memory, **way) <= budget, 1, LARGEST_BATCH)
+        largest = _most(lambda n, memory=memory: predict_parts(parts, n, memory, **way) <= room, 1, LARGEST_BATCH)
         at_largest = int(predict_parts(parts, max(1, largest), memory, **way))
         wanted = None if batch_size is None else int(predict_parts(parts, batch_size, memory, **way))
         fits.append(Fit(memory, largest, at_largest, wanted))
@@ -142,7 +145,7 @@ def deepest(
 
     def fits(n, memory):
         parts = parts_from(size, depth=6 * n + 4, growth_rate=growth_rate)
-        return predict_parts(parts, batch_size, memory, **way) <= budget
+        return predict_parts(parts, batch_size, memory, **way) <= budget * (1 - HEADROOM)
 
     found = {memory: _most(lambda n, memory=memory: fits(n, memory), 1, 1000) for memory in STRATEGIES}
     return {memory: 6 * n + 4 if n else None for memory, n in found.items()}
