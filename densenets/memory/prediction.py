@@ -311,7 +311,7 @@ LAYERS = {
 # === Through the step ===
 
 # What the allocator hands out over what is asked for, since a free piece up to twice as large is not cut: (mode, memory,
-# whether in half precision). XLA lays its tensors out itself.
+# whether in half precision). XLA lays its tensors out itself; its factors stand for what this file leaves out.
 ROUNDING = {
     ("graph", "naive", False): 1.08,
     ("graph", "naive", True): 1.11,
@@ -338,10 +338,10 @@ def _walk_through(layers, parts, way, optimizer, keeps_gradients):
     baseline = ((1 + slots) * trained + state) * each * rounded + images
     # Copies of kernels, and products of slots, of the layers whose backward pass is still to come. XLA has gradients instead:
     # those that wait for the end of the step, fewer where the backward pass does not wait either.
-    ahead = (
-        early * each + (way.size if way.half else 0) if way.mode == "graph" else (0.7 if way.memory == "shared" else 1) * each
-    )
-    ahead *= rounded
+    if way.mode == "graph":
+        ahead = (early * each + (way.size if way.half else 0)) * rounded
+    else:
+        ahead = (0.7 if way.memory == "shared" else 1) * each * rounded
     # Between steps and over the whole of each, a tensor as wide as the first block stays with the executor of a plain graph.
     first = next((part for part in parts if part.kind == "block"), None)
     stays = way.batch_size * math.prod(first.size) * first.out * way.wide if first else 0
