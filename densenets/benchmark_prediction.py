@@ -54,8 +54,8 @@ PLANS = [
     ("40x12", "naive", "1GiB"),
     ("100x12", "shared", "0.5GiB"),
     ("densenet_121", "shared", "1GiB"),
-    ("densenet_121", "checkpoint", "2GiB"),
-    ("100x12", "shared", "4GiB"),
+    ("densenet_121", "naive", "2GiB"),
+    ("densenet_121", "checkpoint", "4GiB"),
 ]
 
 
