@@ -169,7 +169,7 @@ def _plot(cases):
 
 
 def _plot_memory(done, axes):
-    import numpy as np
+    from densenets.memory.pictures import exponent
 
     for contender, mode in dict.fromkeys((case["contender"], case["mode"]) for case in done):
         own = [case for case in done if (case["contender"], case["mode"]) == (contender, mode)]
@@ -177,8 +177,7 @@ def _plot_memory(done, axes):
         peaks = [case["peak_bytes"] / MIB for case in own]
         label = f"{contender}, {mode}"
         if len(set(depths)) > 1 and len(depths) == len(peaks):
-            exponent = np.polyfit(np.log(depths), np.log(peaks), 1)[0]
-            axes.loglog(depths, peaks, "o-", label=f"{label}: exponent {exponent:.2f}")
+            axes.loglog(depths, peaks, "o-", label=f"{label}: exponent {exponent(depths, peaks):.2f}")
             axes.set(xlabel="depth L")
         else:
             axes.bar([f"{case['model']}\n{label}" for case in own], peaks)

@@ -4,8 +4,7 @@
 
 Every case is one training step in a process of its own, measured five times; the median counts: in a graph, what lives between
 steps and the peak above it; under XLA the compiler's own total. Writes prediction.json, prediction.md and prediction.png, and
-goes on from a prediction.json that it finds. It takes half an hour on two CPU cores,
-two cases at a time (nothing is timed).
+goes on from a prediction.json that it finds. It takes half an hour on two CPU cores, two cases at a time (nothing is timed).
 
     python -m densenets.benchmark_prediction --plans
 
@@ -18,9 +17,11 @@ import json
 import pathlib
 import statistics
 
-from densenets import benchmark, files, memory, zoo
+from densenets import benchmark, files, memory
+from densenets.benchmark_worker import design
 from densenets.dense_block import STRATEGIES
 from densenets.memory.architecture import parts_from
+from densenets.memory.pictures import COLOURS
 from densenets.memory.prediction import predict_parts
 
 F, B = "float32", "mixed_bfloat16"
@@ -77,14 +78,14 @@ def _hold_against_measurements(workdir, processes):
     workdir.mkdir(parents=True, exist_ok=True)
     path = workdir / "prediction.json"
     measured = json.loads(path.read_text()) if path.exists() else []
-    known = [{key: case[key] for key in CASE} for case in measured]
-    missing = [case for case in cases() if case not in known]
+    known = [{key: found[key] for key in CASE} for found in measured]
+    missing = [wanted for wanted in cases() if wanted not in known]
     with concurrent.futures.ThreadPoolExecutor(processes) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(measure, case) for case in missing]):
+        for done in concurrent.futures.as_completed([pool.submit(measure, wanted) for wanted in missing]):
             measured.append(done.result())
             print(measured[-1], flush=True)
             files.replace(path, lambda partial: partial.write_text(json.dumps(measured, indent=1) + "\n"))
-    rows = [case | {"predicted": predict(case)} for case in measured if "error" not in case]
+    rows = [found | {"predicted": predict(found)} for found in measured if "error" not in found]
     files.replace(workdir / "prediction.md", lambda partial: partial.write_text(table(rows) + "\n"))
     files.replace(workdir / "prediction.png", lambda partial: plot(rows).savefig(partial, format="png", dpi=120))
     print(summary(rows))
@@ -93,11 +94,14 @@ def _hold_against_measurements(workdir, processes):
 CASE = ("model", "batch_size", "image_size", "precision", "dropout_rate", "mode", "memory")
 
 
+def case(model, batch_size, image_size, precision=F, dropout_rate=0.0, mode="graph", memory="shared"):
+    """One case, as a dictionary."""
+    return dict(zip(CASE, (model, batch_size, image_size, precision, dropout_rate, mode, memory), strict=True))
+
+
 def cases():
-    """Every case of the grid, as a dictionary."""
-    return [
-        dict(zip(CASE, (*row[:-1], mode, memory), strict=True)) for row in GRID for mode in row[-1] for memory in STRATEGIES
-    ]
+    """Every case of the grid."""
+    return [case(*row[:-1], mode, strategy) for row in GRID for mode in row[-1] for strategy in STRATEGIES]
 
 
 def measure(case, repeats=5):
@@ -118,7 +122,7 @@ def measure(case, repeats=5):
 
 def predict(case):
     """The bytes predicted of a case."""
-    parts = parts_from((case["image_size"],) * 2, dropout_rate=case["dropout_rate"], **_arguments(case["model"]))
+    parts = parts_from((case["image_size"],) * 2, dropout_rate=case["dropout_rate"], **design(case["model"]))
     return int(predict_parts(parts, case["batch_size"], case["memory"], case["mode"], case["precision"], "sgd"))
 
 
@@ -127,22 +131,14 @@ def plan_table():
     yield "| network | strategy | budget | largest batch | took | twice as many took |"
     yield "|---|---|---|---|---|---|"
     for model, strategy, budget in PLANS:
-        plan = memory.plan(_arguments(model), budget)
+        plan = memory.plan(design(model), budget)
         [batch_size] = [fit.largest_batch for fit in plan.fits if fit.memory == strategy]
-        options = {"precision": "float32", "dropout_rate": 0.0, "mode": "graph", "memory": strategy}
-        size = 224 if "blocks" in _arguments(model) else 32
+        size = 224 if "blocks" in design(model) else 32
         cells = [model, strategy, budget, batch_size]
         for n in (batch_size, 2 * batch_size):
-            found = measure({"model": model, "batch_size": n, "image_size": size} | options, repeats=1)
+            found = measure(case(model, n, size, memory=strategy), repeats=1)
             cells.append(memory.in_words(found["measured"]) if "measured" in found else found["error"][:80])
         yield "| " + " | ".join(map(str, cells)) + " |"
-
-
-def _arguments(model):
-    if model in zoo.VARIANTS:
-        return zoo.arguments(model)
-    depth, growth_rate = map(int, model.split("x"))
-    return {"depth": depth, "growth_rate": growth_rate}
 
 
 # === What it found ===
@@ -184,7 +180,7 @@ def plot(rows):
 
     figure = matplotlib.figure.Figure(figsize=(6, 5.5), layout="constrained")
     axes = figure.subplots()
-    for colour, strategy in zip(("tab:red", "tab:blue", "tab:green"), STRATEGIES, strict=True):
+    for strategy, colour in COLOURS.items():
         for mode, marker in (("graph", "o"), ("xla", "^")):
             own = [row for row in rows if (row["memory"], row["mode"]) == (strategy, mode)]
             x, y = ([row[key] / benchmark.MIB for row in own] for key in ("measured", "predicted"))

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 import densenets
-from densenets import dense_block, memory
+from densenets import dense_block, memory, zoo
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -99,11 +99,19 @@ def _network(model, contender, arguments):
             return _network(model, "keras", arguments)
     if contender == "recompute_grad":
         dense_block.STRATEGIES[contender] = _with_tf_recompute_grad
-    cifar = model.split("x") if model.replace("x", "").isdigit() else None
+    by_size = model.replace("x", "").isdigit()
     if contender == "keras":
-        return _plain_densenet(*map(int, cifar)) if cifar else _application(model)
+        return _plain_densenet(**design(model)) if by_size else _application(model)
     arguments = {"memory": contender, "classifier_activation": None} | arguments
-    return densenets.DenseNetCifar(*map(int, cifar), **arguments) if cifar else densenets.create_model(model, **arguments)
+    return densenets.DenseNetCifar(**design(model), **arguments) if by_size else densenets.create_model(model, **arguments)
+
+
+def design(model):
+    """The arguments of a builder that make the network of this name, or `LxK`: DenseNet-BC of depth L and growth rate K."""
+    if not model.replace("x", "").isdigit():
+        return zoo.arguments(model)
+    depth, growth_rate = map(int, model.split("x"))
+    return {"depth": depth, "growth_rate": growth_rate}
 
 
 def _with_tf_recompute_grad(dense_layers, x, training):

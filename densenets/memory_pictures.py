@@ -23,39 +23,20 @@ DEPTHS, BATCHES = (22, 40, 64, 100, 160), (8, 16, 32, 64)
 def main(_):
     """Measures, draws and writes."""
     out = pathlib.Path(flags.FLAGS.out)
-    by_depth = [_case(f"{depth}x12", 16) for depth in DEPTHS]
-    by_batch = [_case("100x12", batch) for batch in BATCHES]
+    series = (
+        ("depth L (k=12, batch 16)", DEPTHS, [(f"{depth}x12", 16) for depth in DEPTHS]),
+        ("batch (L=100, k=12)", BATCHES, [("100x12", batch) for batch in BATCHES]),
+    )
     figure = matplotlib.figure.Figure(figsize=(11, 4.5), layout="constrained")
-    for axes, label, values, cases in zip(
-        figure.subplots(1, 2),
-        ("depth L (k=12, batch 16)", "batch (L=100, k=12)"),
-        (DEPTHS, BATCHES),
-        (by_depth, by_batch),
-        strict=True,
-    ):
-        measured = {
-            memory: [benchmark_prediction.measure(case | {"memory": memory})["measured"] for case in cases]
-            for memory in STRATEGIES
-        }
-        predicted = {
-            memory: [benchmark_prediction.predict(case | {"memory": memory}) for case in cases] for memory in STRATEGIES
-        }
+    for axes, (label, values, models) in zip(figure.subplots(1, 2), series, strict=True):
+        cases = {memory: [benchmark_prediction.case(*model, 32, memory=memory) for model in models] for memory in STRATEGIES}
+        measured = {memory: [benchmark_prediction.measure(case)["measured"] for case in own] for memory, own in cases.items()}
+        predicted = {memory: list(map(benchmark_prediction.predict, own)) for memory, own in cases.items()}
         print(label, pictures.draw_scaling(axes, label, values, measured, predicted), flush=True)
         print({memory: [round(m / benchmark.MIB) for m in found] for memory, found in measured.items()}, flush=True)
     figure.suptitle("A training step of DenseNet-BC in all: measured (points), predicted (lines)")
     _write(out / "memory_scaling.png", figure)
     _write(out / "memory_timeline.png", timeline())
-
-
-def _case(model, batch_size):
-    return {
-        "model": model,
-        "batch_size": batch_size,
-        "image_size": 32,
-        "precision": "float32",
-        "dropout_rate": 0.0,
-        "mode": "graph",
-    }
 
 
 def timeline():

@@ -12,7 +12,7 @@ import sys
 import matplotlib.figure
 
 from densenets import config as config_module
-from densenets import files
+from densenets import files, tables
 
 MIB = 2**20
 
@@ -114,13 +114,7 @@ def table(result):
                 f"{run['params']:,}",
             ]
         )
-    return _aligned(rows)
-
-
-def _aligned(rows):
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+    return tables.aligned(rows)
 
 
 def verdict(result):
@@ -222,7 +216,7 @@ def summary(workdirs):
                     f"{runs[0]['step_seconds'] * 1000:.0f} ms",
                 ]
             )
-    return _aligned(rows)
+    return tables.aligned(rows)
 
 
 if __name__ == "__main__":

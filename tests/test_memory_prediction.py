@@ -29,8 +29,7 @@ def test_parts_of_a_built_network_are_those_of_its_arguments(name):
 
 @pytest.mark.parametrize("strategy", ["naive", "checkpoint", "shared"])
 def test_prediction_holds_against_a_measured_step(strategy):
-    options = {"precision": "float32", "dropout_rate": 0.0, "mode": "graph", "memory": strategy}
-    case = {"model": "40x12", "batch_size": 64, "image_size": 32} | options
+    case = benchmark_prediction.case("40x12", 64, 32, memory=strategy)
     measured = benchmark_prediction.measure(case)["measured"]
     assert 0.93 * measured < benchmark_prediction.predict(case) < 1.2 * measured
 
@@ -145,6 +144,7 @@ def test_sizes_are_read_as_people_write_them(text, size):
         (["densenet_121", "--budget=1GiB", "--image-size=-16"], "`image_size` must be a positive number of pixels"),
         (["densenet_121", "--budget=1GiB", "--batch-size=0"], "`batch_size` must be a positive integer, got 0"),
         (["--budget=1GiB"], "`--batch-size` must be given"),
+        (["--budget=1GiB", "--batch-size=8", "--image-size=0"], "`image_size` must be a positive number of pixels.*got 0"),
         (["--budget=1GiB", "--batch-size=8", "--growth-rate=0"], "`growth_rate` must be a positive integer, got 0"),
     ],
     ids=str,

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import sys
 
+from densenets import tables
 from densenets.memory import planning, prediction
 
 
@@ -27,9 +28,8 @@ def main(argv=None):
 
 
 def _parser():
-    head, _, usage = __doc__.partition("\n")
     parser = argparse.ArgumentParser(
-        "python -m densenets.memory", description=head + usage, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m densenets.memory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", help="a name of densenets.list_models(); without, the deepest network is sought")
     parser.add_argument("--budget", required=True, help="such as 16GiB")
@@ -51,43 +51,36 @@ def _plan(options):
     plan = planning.plan(
         options.model, options.budget, batch_size=options.batch_size, image_size=options.image_size, **_way(options)
     )
-    wanted = plan.batch_size
-    lines = [
-        f"{options.model} in {planning.in_words(plan.budget)} ({options.mode}, {options.precision}, {options.optimizer})",
-        "",
-    ]
-    lines += ["| memory     | largest batch | takes      |" + (f" at batch {wanted} |" if wanted else "")]
-    lines += ["|------------|---------------|------------|" + ("-" * (len(f" at batch {wanted} ")) + "|" if wanted else "")]
+    rows = [["memory", "largest batch", "takes"]]
     for fit in plan.fits:
-        takes = (
-            planning.in_words(fit.largest_batch_bytes)
-            if fit.largest_batch
-            else f"(1: {planning.in_words(fit.largest_batch_bytes)})"
-        )
-        line = f"| {fit.memory:10} | {fit.largest_batch or 'none':>13} | {takes:>10} |"
-        lines += [line + (f" {planning.in_words(fit.batch_bytes):>{len(f'at batch {wanted}')}} |" if wanted else "")]
-    what = f"a batch of {wanted}" if wanted else "this"
-    lines += ["", f"Fastest that holds {what}: {plan.fastest}" if plan.fastest else f"Nothing holds {what}."]
-    return dataclasses.asdict(plan), "\n".join(lines)
+        takes = planning.in_words(fit.largest_batch_bytes)
+        rows.append([fit.memory, str(fit.largest_batch or "none"), takes if fit.largest_batch else f"(1: {takes})"])
+    what = "this"
+    if plan.batch_size is not None:
+        what = f"a batch of {plan.batch_size}"
+        column = [f"at batch {plan.batch_size}", *(planning.in_words(fit.batch_bytes) for fit in plan.fits)]
+        rows = [[*row, cell] for row, cell in zip(rows, column, strict=True)]
+    verdict = f"Fastest that holds {what}: {plan.fastest}" if plan.fastest else f"Nothing holds {what}."
+    text = f"{options.model} in {_budget(plan.budget, options)}\n\n{tables.aligned(rows)}\n\n{verdict}"
+    return dataclasses.asdict(plan), text
 
 
 def _deepest(options):
     if options.batch_size is None:
         raise ValueError("`--batch-size` must be given where the deepest network is sought.")
-    size = options.image_size or 32
+    size = 32 if options.image_size is None else options.image_size
     depths = planning.deepest(
         options.budget, options.batch_size, growth_rate=options.growth_rate, image_size=size, **_way(options)
     )
     budget = planning.parse_bytes(options.budget)
-    lines = [
-        f"The deepest DenseNet-BC (k={options.growth_rate}) on {options.batch_size} images of {size}x{size} in "
-        f"{planning.in_words(budget)} ({options.mode}, {options.precision}, {options.optimizer})",
-        "",
-        "| memory     | depth L |",
-        "|------------|---------|",
-        *(f"| {memory:10} | {depth or 'none':>7} |" for memory, depth in depths.items()),
-    ]
-    return {"budget": budget, "batch_size": options.batch_size, "depths": depths}, "\n".join(lines)
+    images = f"{options.batch_size} images of {size}x{size}"
+    head = f"The deepest DenseNet-BC (k={options.growth_rate}) on {images} in {_budget(budget, options)}"
+    rows = [["memory", "depth L"], *([memory, str(depth or "none")] for memory, depth in depths.items())]
+    return {"budget": budget, "batch_size": options.batch_size, "depths": depths}, f"{head}\n\n{tables.aligned(rows)}"
+
+
+def _budget(budget, options):
+    return f"{planning.in_words(budget)} ({options.mode}, {options.precision}, {options.optimizer})"
 
 
 if __name__ == "__main__":

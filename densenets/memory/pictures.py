@@ -32,7 +32,7 @@ def draw_scaling(
     """
     exponents = {}
     for memory, peaks in measured.items():
-        exponents[memory] = float(np.polyfit(np.log(values), np.log(peaks), 1)[0])
+        exponents[memory] = exponent(values, peaks)
         text = f"{memory}: exponent {exponents[memory]:.2f}"
         axes.loglog(values, np.divide(peaks, MIB), "o", color=COLOURS.get(memory), label=text)
         if predicted:
@@ -44,12 +44,17 @@ def draw_scaling(
     return exponents
 
 
+def exponent(values: Sequence[float], sizes: Sequence[float]) -> float:
+    """The power of `values` with which `sizes` grow, by least squares of the logarithms."""
+    return float(np.polyfit(np.log(values), np.log(sizes), 1)[0])
+
+
 def draw_timeline(axes: matplotlib.axes.Axes, prediction: Prediction, title: str = "") -> None:
     """Draws what lives while each layer runs, forwards and then backwards, as `predict` has it."""
     kinds = ("weights", "kept", "gradients", "transient")
     bytes_ = np.array([[getattr(moment, kind) for kind in kinds] for moment in prediction.moments]).T / MIB
     axes.stackplot(range(len(prediction.moments)), bytes_, labels=kinds, step="mid")
-    axes.axvline(next(i for i, moment in enumerate(prediction.moments) if moment.direction == "backward") - 0.5, color="black")
+    axes.axvline(sum(moment.direction == "forward" for moment in prediction.moments) - 0.5, color="black")
     starts = [(i, moment.part[:-2]) for i, moment in enumerate(prediction.moments) if moment.part.endswith("/1")]
     if not starts:
         starts = [(i, moment.part) for i, moment in enumerate(prediction.moments)]

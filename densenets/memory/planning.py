@@ -1,5 +1,6 @@
 """Memory, planned: what fits a budget."""
 
+import bisect
 import dataclasses
 import re
 
@@ -13,7 +14,7 @@ from densenets.memory.prediction import predict_parts
 UNITS = (
     {"": 1, "b": 1} | {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)} | {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}
 )
-LARGEST_BATCH = 2**20  # where the search ends
+LARGEST_BATCH, DEEPEST_BLOCKS = 2**20, 1000  # where the searches end: images, and layers in a block
 HEADROOM = 0.07  # of the budget is left: as much have predictions been seen to be too low
 # Below, `"shared"` is slower than plain layers: a network so shallow on so few pixels (README, k=12 at L=40 and batch 16).
 SHALLOW_LAYERS, SHALLOW_PIXELS = 96, 32 * 32 * 32
@@ -92,7 +93,7 @@ def plan(
     way = {"mode": mode, "precision": precision, "optimizer": optimizer}
     fits = []
     for memory in STRATEGIES:
-        largest = _most(lambda n, memory=memory: predict_parts(parts, n, memory, **way) <= room, 1, LARGEST_BATCH)
+        largest = _most(lambda n, memory=memory: predict_parts(parts, n, memory, **way) <= room, LARGEST_BATCH)
         at_largest = int(predict_parts(parts, max(1, largest), memory, **way))
         wanted = None if batch_size is None else int(predict_parts(parts, batch_size, memory, **way))
         fits.append(Fit(memory, largest, at_largest, wanted))
@@ -147,19 +148,13 @@ def deepest(
         parts = parts_from(size, depth=6 * n + 4, growth_rate=growth_rate)
         return predict_parts(parts, batch_size, memory, **way) <= budget * (1 - HEADROOM)
 
-    found = {memory: _most(lambda n, memory=memory: fits(n, memory), 1, 1000) for memory in STRATEGIES}
+    found = {memory: _most(lambda n, memory=memory: fits(n, memory), DEEPEST_BLOCKS) for memory in STRATEGIES}
     return {memory: 6 * n + 4 if n else None for memory, n in found.items()}
 
 
-def _most(fits, low, high):
-    """The largest number from `low` to `high` that fits, `low - 1` where none does: what fits does so for all smaller ones."""
-    reach = low
-    while reach < high and fits(reach):
-        low, reach = reach + 1, min(high, 2 * reach)
-    while low <= reach:
-        middle = (low + reach) // 2
-        low, reach = (middle + 1, reach) if fits(middle) else (low, middle - 1)
-    return reach
+def _most(fits, high):
+    """The largest number from 1 to `high` that fits, 0 where none does: what fits does so for all smaller ones."""
+    return bisect.bisect_left(range(1, high + 1), True, key=lambda n: not fits(n))
 
 
 def _parts(model, image_size):

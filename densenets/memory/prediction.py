@@ -163,6 +163,11 @@ class _Layer(NamedTuple):
     backward: float
     frozen: bool = False
 
+    @classmethod
+    def alone(cls, part, kept, forward, gradient, backward):
+        """Of a part that is one layer."""
+        return [cls(part.name, part.name, part.trained, kept, forward, gradient, backward)]
+
 
 # Tensors as wide as what a layer reads that are in hand at once: in its forward pass, and in its backward pass those in the
 # dtype of the layer and those in that of the statistics. Of a chunk of the batch, where the way takes it in chunks. Layers
@@ -267,7 +272,7 @@ def _stem(part, way):
         pooled = way.batch_size * math.prod(part.size_out) * part.out if way.half else 0
         kept = values * way.normed + (padded + pooled) * way.size
         in_hand, forward = 3 * values * way.wide, values * way.wide
-    return [_Layer(part.name, part.name, part.trained, kept, forward, 0, in_hand)]
+    return _Layer.alone(part, kept, forward, 0, in_hand)
 
 
 def _transition(part, way):
@@ -280,23 +285,23 @@ def _transition(part, way):
     else:
         mask = way.batch_size * pixels * part.out if part.dropout else 0
         kept, forward, gradient, in_hand = values * way.normed + mask, values * way.wide, 0, 3 * values * way.wide
-    return [_Layer(part.name, part.name, part.trained, kept, forward, gradient, in_hand)]
+    return _Layer.alone(part, kept, forward, gradient, in_hand)
 
 
 def _norm(part, way):
     values = way.batch_size * math.prod(part.size) * part.channels
-    return [_Layer(part.name, part.name, part.trained, values * way.normed, values * way.wide, 0, 3 * values * way.wide)]
+    return _Layer.alone(part, values * way.normed, values * way.wide, 0, 3 * values * way.wide)
 
 
 def _convolution(part, way):
     """What it hands on is read by a dense block or a batch norm, which counts it."""
     values = way.batch_size * math.prod(part.size_out) * part.out
-    return [_Layer(part.name, part.name, part.trained, 0, values * way.size, 0, values * way.size)]
+    return _Layer.alone(part, 0, values * way.size, 0, values * way.size)
 
 
 def _other(part, way):
     values = way.batch_size * math.prod(part.size_out) * part.out
-    return [_Layer(part.name, part.name, part.trained, values * way.size, 0, 0, 2 * values * way.size)]
+    return _Layer.alone(part, values * way.size, 0, 0, 2 * values * way.size)
 
 
 LAYERS = {
