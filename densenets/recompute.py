@@ -8,8 +8,9 @@ It replaces `tf.contrib.layers.recompute_grad`, which went away with TensorFlow 
 what users of that function met (tensorflow #36981, #57205): state moves once, keyword arguments work in graphs, the
 recomputation waits for the gradient in plain graphs too, and what cannot be right is refused.
 
-How it is done: `fn` runs unrecorded; then one custom gradient is attached from everything that `fn` was computed from
-(arguments, the variables it read, tensors it closed over) to its results.
+How it is done: `fn` runs, eagerly unrecorded; then one gradient is attached from everything that `fn` was computed from
+(arguments, the variables it read, tensors it closed over) to its results. Second derivatives differentiate the second run;
+forward mode finds `fn` itself (`backend.attach_gradient`).
 """
 
 import functools
@@ -21,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from densenets import backend
+from densenets.backend import is_differentiable
 
 
 def recompute(fn: Callable | None = None, *, use_data_dep: bool | None = None, tupleize_grads: bool | None = None) -> Callable:
@@ -86,12 +88,16 @@ def run(fn, args, kwargs, use_data_dep=None, tupleize_grads=None):
     if tupleize_grads is None:
         tupleize_grads = not (tf.executing_eagerly() or backend.in_xla())
     ops = backend.OpWatch(tensors)
-    with backend.FirstRun() as first, ops, backend.stop_recording(), backend.variables_read() as read:
+    with backend.FirstRun() as first, ops, backend.unrecorded(), backend.variables_read() as read:
         outputs = call(tensors, is_recomputing=False)
     outputs = outputs, list(first.losses)
-    check_first_run(fn, outputs, ops)
-    captured, variables = ops.captured(), list(read.watched_variables())
     results, is_result = _tensors_of(outputs)
+    check_first_run(fn, outputs, results, ops)
+    captured, variables = ops.captured(), list(read.watched_variables())
+    sources = [*filter(is_differentiable, tensors), *captured, *map(tf.convert_to_tensor, variables)]
+    if tf.executing_eagerly() and backend.has_tangents(sources):  # forward mode goes through recorded operations
+        with first.second_run() as second:
+            return call(tensors, is_recomputing=True), list(second.losses)
 
     def gradients(*upstream):
         asked = [i for i, dy in enumerate(upstream) if dy is not None and is_differentiable(dy)]
@@ -108,7 +114,6 @@ def run(fn, args, kwargs, use_data_dep=None, tupleize_grads=None):
             grads = dense(tape.gradient(targets, sources + variables, output_gradients=upstream))
         return _together(grads, use_data_dep) if tupleize_grads else grads
 
-    sources = [*filter(is_differentiable, tensors), *captured, *map(tf.convert_to_tensor, variables)]
     attached = iter(backend.attach_gradient(results, sources, gradients))
     flat = tf.nest.flatten(outputs, expand_composites=True)
     flat = [next(attached) if is_r else leaf for leaf, is_r in zip(flat, is_result, strict=True)]
@@ -118,11 +123,6 @@ def run(fn, args, kwargs, use_data_dep=None, tupleize_grads=None):
 def dense(grads):
     """Gradients as tensors: those of an embedding's rows are spread out, since a custom gradient takes no others."""
     return [None if grad is None else tf.convert_to_tensor(grad) for grad in grads]
-
-
-def is_differentiable(tensor):
-    """Whether a tensor's values can have gradients."""
-    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 def _together(grads, use_data_dep):
@@ -191,13 +191,14 @@ def _name(fn):
     return f"recompute: `{getattr(fn, '__name__', None) or getattr(fn, 'name', None) or type(fn).__name__}`"
 
 
-def check_first_run(fn, outputs, ops):
-    """Raises for a function that cannot be run again, or that returned nothing to differentiate."""
-    if not any(tf.is_tensor(leaf) for leaf in tf.nest.flatten(outputs, expand_composites=True)):
+def check_first_run(fn, outputs, results, ops):
+    """Raises for a function that cannot be run again, or whose `outputs` have no tensors, `results`, to differentiate."""
+    if not results:
         raise TypeError(f"{_name(fn)} returned {outputs[0]!r}; it must return a tensor or a structure with tensors.")
-    if ops.unreplayable:
+    operation = ops.random_operation(results)
+    if operation is not None:
         raise ValueError(
-            f"{_name(fn)} draws random numbers with the stateful operation {ops.unreplayable}, which cannot be drawn again "
+            f"{_name(fn)} draws random numbers with the stateful operation {operation}, which cannot be drawn again "
             "in the backward pass. Use `keras.random` with a `keras.random.SeedGenerator`, or `tf.random.stateless_*`."
         )
 

@@ -8,6 +8,7 @@ It replaces `tf.contrib.layers.rev_block`, which went away with TensorFlow 1. Wh
 `densenets.recompute` may do: both run twice.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 
@@ -15,7 +16,8 @@ import keras
 import tensorflow as tf
 
 from densenets import backend
-from densenets.recompute import check_first_run, check_second_run, dense, is_differentiable
+from densenets.backend import is_differentiable
+from densenets.recompute import check_first_run, check_second_run, dense
 
 
 def rev_block(
@@ -56,14 +58,20 @@ def rev_block(
         return _forward(layers, x1, x2, f_side, g_side)
 
     ops = backend.OpWatch([x1, x2, *(f_side or []), *(g_side or [])])
-    with ops, backend.stop_recording(), backend.variables_read() as read:
-        first_runs: list = []
-        y1, y2 = _forward(layers, x1, x2, f_side, g_side, first_runs)
-    check_first_run(f, (y1, y2), ops)
+    with ops, backend.unrecorded(), backend.variables_read() as read:
+        first_runs = [(backend.FirstRun(), backend.FirstRun()) for _ in layers]
+        results = _forward(layers, x1, x2, f_side, g_side, first_runs)
+    check_first_run(f, results, results, ops)
+    if any(run.losses for runs in first_runs for run in runs):
+        raise ValueError("rev_block: f or g calls `add_loss`, which would lose its gradient. Add the loss outside.")
     extra = [*filter(is_differentiable, [*(f_side or []), *(g_side or [])]), *ops.captured()]
     variables = list(read.watched_variables())
+    sources = [x1, x2, *extra, *map(tf.convert_to_tensor, variables)]
+    if tf.executing_eagerly() and backend.has_tangents(sources):  # forward mode goes through recorded operations
+        return _forward(layers, x1, x2, f_side, g_side, [[run.second_run() for run in runs] for runs in first_runs])
 
     def gradients(*upstream):
+        # From the results as they were handed out, so that a second derivative finds its way back through them.
         dy1, dy2 = (tf.zeros_like(y) if dy is None else dy for dy, y in zip(upstream, (y1, y2), strict=True))
         sums = _Sums(extra, variables)
         state = y1, y2, dy1, dy2
@@ -72,8 +80,8 @@ def rev_block(
         check_second_run(f, variables, sums.read)
         return [*state[2:], *sums.total()]
 
-    sources = [x1, x2, *extra, *map(tf.convert_to_tensor, variables)]
-    return tuple(backend.attach_gradient([y1, y2], sources, gradients))
+    y1, y2 = backend.attach_gradient(results, sources, gradients)
+    return y1, y2
 
 
 def _undo(layer, first_runs, state, f_side, g_side, sums):
@@ -122,18 +130,13 @@ class _Sums:
         return self._sums
 
 
-def _forward(layers, x1, x2, f_side, g_side, first_runs=None):
-    """All layers; where `first_runs` is a list, each run of f and g is remembered there for its second."""
-    for f, g in layers:
-        runs = backend.FirstRun(), backend.FirstRun()
-        with runs[0]:
+def _forward(layers, x1, x2, f_side, g_side, runs=None):
+    """All layers, each f and g in a context of its own from `runs`, a list of pairs; without any, as plain functions."""
+    for (f, g), (f_run, g_run) in zip(layers, runs or [(contextlib.nullcontext(),) * 2] * len(layers), strict=True):
+        with f_run:
             x1 = x1 + _checked("f", f, x2, f_side)
-        with runs[1]:
+        with g_run:
             x2 = x2 + _checked("g", g, x1, g_side)
-        if any(run.losses for run in runs):
-            raise ValueError("rev_block: f or g calls `add_loss`, which would lose its gradient. Add the loss outside.")
-        if first_runs is not None:
-            first_runs.append(runs)
     return x1, x2
 
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from densenets import backend
 from densenets.dense_block import he_fan_out
-from densenets.dense_block.features import CHUNKS, Grid, Norm, Sums, relu_affine
+from densenets.dense_block.features import CHUNKS, Grid, Norm, Sums, relu_affine, zeros_for
 
 CONVOLUTION = {"strides": [1, 2, 2, 1], "padding": "VALID"}
 MARGIN = [[0, 0], [3, 3], [3, 3], [0, 0]]  # of zeros around the image
@@ -78,21 +78,23 @@ def _shared_stem(conv, norm, images):
         a = tf.pad(half.images(relu_affine(z, s, t), i), BORDER)
         return a, tf.raw_ops.MaxPool(input=a, **POOLING)
 
-    with backend.stop_recording():
+    def forward():
         zs, outputs, last = [], [], None
         for x in parts:
             last = convolve(backend.after(x, last))
             zs.append(last)
-        mean, variance = half.moments(zs, 0)
-        s, t, mean, rstd = norm.affine(mean, variance)
+        statistics = half.moments(zs, 0)
+        affine = norm.affine(*statistics)
         for i, z in enumerate(zs):
-            _, last = pool(backend.after(z, last), s, t, i)
+            _, last = pool(backend.after(z, last), *affine[:2], i)
             outputs.append(last)
-        norm.update(mean, variance)
+        return (grid.join(outputs), *statistics), affine
 
-    def gradients(upstream):
+    def backward(affine, upstream):
+        doutput, *dstatistics = upstream
+        s, t, mean, rstd = affine
         zs, dps, sums = [], [], Sums()
-        for i, (x, dy) in enumerate(zip(parts, grid.split_gradient(upstream), strict=True)):
+        for i, (x, dy) in enumerate(zip(parts, grid.split_gradient(zeros_for(doutput, output)), strict=True)):
             z = convolve(backend.after(x, dy, *sums.total))
             a, y = pool(z, s, backend.after_in_xla(t, dy), i)
             da = tf.raw_ops.MaxPoolGrad(orig_input=a, orig_output=y, grad=dy, **POOLING)
@@ -102,7 +104,7 @@ def _shared_stem(conv, norm, images):
             zs.append(z)
             dps.append(dp)
         dgamma, dbeta = sums.total[0] * rstd, sums.total[1]
-        input_gradient = norm.input_gradient((s, t, mean, rstd), dgamma, dbeta, half)
+        input_gradient = norm.input_gradient(affine, dgamma, dbeta, half, dstatistics)
         dxs, sums = [], Sums()
         for i, (x, z, dp) in enumerate(zip(parts, zs, dps, strict=True)):
             dz = half.images(input_gradient(backend.after(dp, dgamma, dbeta, *sums.total), z, i), i)
@@ -110,6 +112,6 @@ def _shared_stem(conv, norm, images):
             dxs.append(tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(x), filter=kernel, out_backprop=dz, **CONVOLUTION))
         return [grid.join(dxs)[:, 3:-3, 3:-3], *sums.total, dgamma, dbeta]
 
-    sources = [images, kernel, norm.gamma, norm.beta]
-    [output] = backend.attach_gradient([grid.join(outputs)], sources, gradients)
+    output, mean, variance = backend.with_gradient(forward, [images, kernel, norm.gamma, norm.beta], backward)
+    norm.update(mean, variance)
     return output

@@ -16,17 +16,17 @@ CHUNKS = 4  # of the batch, where tensors are large; more save little and cost t
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """What a dense block hands to the layer behind it, beside its output.
+    """What a dense block hands to the layer behind it.
 
     Attributes:
         chunks: one matrix [C, pixels] for each chunk of the batch.
-        mean, variance: [C], over all pixels of the batch, in float32 or float64; `None` where nobody reads them.
+        mean, variance: [C], over all pixels of the batch, in float32 or float64.
         grid: the layout of the pixels.
     """
 
     chunks: list
-    mean: tf.Tensor | None
-    variance: tf.Tensor | None
+    mean: tf.Tensor
+    variance: tf.Tensor
     grid: "Grid"
 
 
@@ -98,11 +98,15 @@ class Grid:
         return tf.reshape(matrix, [self.batches[chunk], self.height, self.width, matrix.shape[-1]])
 
     def moments(self, matrices, axis):
-        """Mean and variance along the pixels (`axis`) of the chunks' matrices, in at least float32."""
+        """Mean and variance along the pixels (`axis`) of the chunks' matrices, in at least float32.
+
+        Around a mean that is held constant, as `tf.nn.moments` has it, here and wherever the gradient of the variance is taken.
+        One derivative is the same either way. The second is then that of Keras' batch norm, and not quite the true one.
+        """
         matrices = [backend.widened(m) for m in matrices]
         share = self.share(matrices[0].dtype)
         mean = tf.add_n([self.weighted(i, tf.reduce_sum(m, axis)) for i, m in enumerate(matrices)]) * share
-        centre = column(mean) if axis == 1 else mean
+        centre = tf.stop_gradient(column(mean) if axis == 1 else mean)
         squares = [tf.reduce_sum(tf.math.squared_difference(m, centre), axis) for m in matrices]
         return mean, tf.add_n([self.weighted(i, square) for i, square in enumerate(squares)]) * share
 
@@ -138,6 +142,11 @@ def piece(tensor, start, c):
     return tf.slice(tensor, backend.constant(start, *[0] * rest), backend.constant(c, *[-1] * rest))
 
 
+def zeros_for(gradient, tensor):
+    """The `gradient` of `tensor`, or zeros where it is `None`."""
+    return tf.zeros_like(tensor) if gradient is None else gradient
+
+
 class Norm:
     """A batch norm as a scale and a shift: by the batch's statistics, or, frozen, by its moving averages."""
 
@@ -158,19 +167,26 @@ class Norm:
         s = (self.gamma if gamma is None else gamma) * rstd
         return s, (self.beta if beta is None else beta) - mean * s, mean, rstd
 
-    def input_gradient(self, affine, dgamma, dbeta, grid):
+    def input_gradient(self, affine, dgamma, dbeta, grid, upstream=(None, None)):
         """The function (dp, z, i) -> dz for chunk i, of a norm over the columns of z; dp is the gradient of s*z + t.
 
-        Its vectors are made here, once for all chunks.
+        Its vectors are made here, once for all chunks. `upstream` has the gradients of the statistics of z themselves, where
+        somebody asks for one by the moving averages (as `stateless_call` returns them).
         """
         s, _, mean, rstd = affine
         if not self.by_batch:
             return lambda dp, z, i: tf.cast(backend.widened(dp) * s, z.dtype)
         share = grid.share(s.dtype)
         by_mean, by_variance = s * dbeta * share, s * rstd * dgamma * share
+        centre = tf.stop_gradient(mean)
+        dmean, dvariance = upstream
+        if dmean is not None:
+            by_mean -= dmean * share
+        if dvariance is not None:
+            by_variance -= 2 * dvariance * share
 
         def dz(dp, z, i):
-            wide = backend.widened(dp) * s - by_mean - (backend.widened(z) - mean) * by_variance
+            wide = backend.widened(dp) * s - by_mean - (backend.widened(z) - centre) * by_variance
             return tf.cast(grid.weighted(i, wide), z.dtype)
 
         return dz
@@ -217,14 +233,16 @@ def consume(make_fn, features, norm, *weights):
     once for each pass, after `event`: what its chunks share, such as a dropout mask, is made in that pass and not kept.
     """
     mean, variance = features.mean, features.variance
-    with backend.stop_recording():
+
+    def forward():
         s, t, _, _ = norm.affine(mean, variance)
         fn, outputs, last = make_fn(features.chunks[0]), [], None
         for i, rows in enumerate(features.chunks):
             last = fn(backend.after(rows, last), s, t, *weights, i)
             outputs.append(last)
+        return features.grid.join(outputs), None
 
-    def gradients(upstream):
+    def backward(_, upstream):
         fn, drows, sums = make_fn(upstream), [], Sums()
         for i, (rows, dy) in enumerate(zip(features.chunks, features.grid.split_gradient(upstream), strict=True)):
             with tf.GradientTape() as tape:
@@ -239,23 +257,56 @@ def consume(make_fn, features, norm, *weights):
             drows.append(backend.after(drow, *sums.total))
         return [*drows, *sums.total]
 
-    sources = [*features.chunks, mean, variance, norm.gamma, norm.beta, *weights]
-    [output] = backend.attach_gradient([features.grid.join(outputs)], sources, gradients)
+    output = backend.with_gradient(forward, [*features.chunks, mean, variance, norm.gamma, norm.beta, *weights], backward)
     norm.update(mean, variance)
     return output
 
 
-# === On a tensor ===
+# === As images, and back ===
+#
+# Between layers a block's features are a tensor of images like any other: whoever taps it has its gradient. The matrices
+# travel beside it, as Keras' masks do, both ways: forwards beside the images, backwards beside their gradient. Where a tensor
+# arrives as it was handed over, what stands beside it serves, and in a graph the tensor itself is never computed.
 
-ATTRIBUTE = "_densenets_features"
-
-
-def attach(output, features):
-    """Lets the layer behind a block find its `features` on the block's output, as Keras' masks travel."""
-    setattr(output, ATTRIBUTE, features)
-    return output
+BESIDE = "_densenets_features"
 
 
-def attached(tensor):
-    """The `Features` behind a block's output, or `None` for any other tensor."""
-    return getattr(tensor, ATTRIBUTE, None)
+def as_images(features):
+    """The block's output [N, H, W, C] made of its `features`, which `features_of` finds again."""
+    grid = features.grid
+
+    def forward():
+        return grid.join([grid.images(tf.transpose(rows), i) for i, rows in enumerate(features.chunks)]), None
+
+    def backward(_, upstream):
+        beside = getattr(upstream, BESIDE, None)
+        return beside or [*(grid.rows(part) for part in grid.split_gradient(upstream)), None, None]
+
+    images = backend.with_gradient(forward, [*features.chunks, features.mean, features.variance], backward)
+    setattr(images, BESIDE, features)
+    return images
+
+
+def features_of(images):
+    """The `Features` of a block's output, computed from it as far as gradients can tell; `None` for any other tensor."""
+    features = getattr(images, BESIDE, None)
+    if features is None or backend.has_tangents([images]):  # a tangent may arrive at the images alone
+        return None
+    grid = features.grid
+
+    def forward():
+        return (features.chunks, features.mean, features.variance), None
+
+    def backward(_, upstream):
+        """The features' gradients with those of their statistics, as images (see `shared.py`, deferred statistics gradient)."""
+        drows = [zeros_for(drow, rows) for drow, rows in zip(upstream[0], chunks, strict=True)]
+        dmean, dvariance = zeros_for(upstream[1], mean), zeros_for(upstream[2], variance)
+        gradient = grid.join([grid.images(tf.transpose(rows), i) for i, rows in enumerate(drows)])
+        share = grid.share(mean.dtype)
+        by_statistics = (dmean + 2 * dvariance * (backend.widened(images) - tf.stop_gradient(mean))) * share
+        gradient = tf.cast(backend.widened(gradient) + by_statistics, images.dtype)
+        setattr(gradient, BESIDE, [*drows, dmean, dvariance])
+        return [gradient]
+
+    chunks, mean, variance = backend.with_gradient(forward, [images], backward)
+    return Features(chunks, mean, variance, grid)

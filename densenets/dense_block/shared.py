@@ -32,11 +32,25 @@ The batch may be taken in chunks: with the statistics known, everything c channe
 a time. A frozen batch norm has its moving averages for mean and var, and no gradient goes through them.
 """
 
+from typing import NamedTuple
+
 import tensorflow as tf
 
 from densenets import backend
-from densenets.dense_block import features as features_module
-from densenets.dense_block.features import CHUNKS, Features, Grid, Norm, Sums, column, dropout_masks, first, piece, relu_affine
+from densenets.dense_block.features import (
+    CHUNKS,
+    Features,
+    Grid,
+    Norm,
+    Sums,
+    as_images,
+    column,
+    dropout_masks,
+    first,
+    piece,
+    relu_affine,
+    zeros_for,
+)
 
 CHUNKED_PIXELS = 1024  # an image this large is worth chunks: the first block's, on CIFAR as on ImageNet
 
@@ -44,61 +58,70 @@ CHUNKED_PIXELS = 1024  # an image this large is worth chunks: the first block's,
 def shared(dense_layers, x, training):
     """The features [N, H, W, c0 + L*k] of a block of L `dense_layers` on `x` [N, H, W, c0]; keeps no more than these.
 
-    The result carries `Features`, from which the layer behind the block computes without it.
+    The result carries its `Features`, from which the layer behind the block computes.
     """
     layers, c = [], x.shape[-1]
     for dense_layer in dense_layers:
         layers.append(_Layer(dense_layer, c, x, training))
         c += dense_layer.growth_rate
     grid = Grid.of(x, 1 if backend.in_xla() or (x.shape[1] or 0) * (x.shape[2] or 0) < CHUNKED_PIXELS else CHUNKS)
-    features = _block(layers, x, grid)
-    for layer in layers:
-        layer.update_moving_averages(features)
-    images = [grid.images(tf.transpose(rows), i) for i, rows in enumerate(features.chunks)]
-    output = grid.join(images)
+    features, narrow_statistics = _block(layers, x, grid)
+    for layer, statistics in zip(layers, narrow_statistics, strict=True):
+        layer.update_moving_averages(features, statistics)
+    output = as_images(features)
     output.set_shape([*x.shape[:-1], c])
-    return features_module.attach(output, features)
+    return output
+
+
+class _Results(NamedTuple):
+    """What a block makes: the buffer by chunk, [C, pixels] each; the statistics [C] of its channels; of each z, those [4k]."""
+
+    chunks: list
+    mean: tf.Tensor
+    variance: tf.Tensor
+    narrow_statistics: list
 
 
 def _block(layers, x, grid):
-    """The block as one operation with the gradient that this file's head derives."""
-    with backend.stop_recording():
-        chunks, mean, variance = _forward(layers, x, grid)
-
-    def gradients(*upstream):
-        results = [*chunks, mean, variance]
-        upstream = [tf.zeros_like(y) if dy is None else dy for dy, y in zip(upstream, results, strict=True)]
-        return _backward(layers, grid, chunks, mean, upstream)
-
+    """The block as one operation with the gradient that this file's head derives: features, and the statistics of each z."""
     sources = [x, *(weight for layer in layers for weight in layer.weights)]
-    *attached, mean_out, variance_out = backend.attach_gradient([*chunks, mean, variance], sources, gradients)
-    return Features(attached, mean_out, variance_out, grid)
+    results = backend.with_gradient(
+        lambda: _forward(layers, x, grid), sources, lambda saved, upstream: _backward(layers, grid, saved, upstream)
+    )
+    return Features(results.chunks, results.mean, results.variance, grid), results.narrow_statistics
 
 
 def _forward(layers, x, grid):
-    """The buffer by chunk, [C, pixels] each, and the statistics [C] of its channels."""
+    """`_Results`, and with them what each layer's backward pass needs."""
     total = layers[-1].c + layers[-1].k
     parts = [grid.rows(part) for part in grid.split(x)]
     mean, variance = grid.moments(parts, 1)
     buffers = [backend.Buffer.holding(rows, total) for rows in parts]
+    narrow_statistics, affines = [], []
     for layer in layers:
-        new = layer.forward([buffer.rows for buffer in buffers], mean, variance, grid)
+        new, narrow, affine = layer.forward([buffer.rows for buffer in buffers], mean, variance, grid)
+        narrow_statistics.append(narrow)
+        affines.append(affine)
         last = None
         for buffer, rows in zip(buffers, new, strict=True):
             last = buffer.append(rows, event=last)
         new_mean, new_variance = grid.moments(new, 1)
         mean, variance = tf.concat([mean, new_mean], 0), tf.concat([variance, new_variance], 0)
-    return [buffer.rows for buffer in buffers], mean, variance
+    results = _Results([buffer.rows for buffer in buffers], mean, variance, narrow_statistics)
+    return results, (results, affines)
 
 
-def _backward(layers, grid, chunks, mean, upstream):
+def _backward(layers, grid, saved, upstream):
     """The gradients of the block's input [N, H, W, c0] and of the layers' weights."""
-    *dchunks, dmean, dvariance = upstream
-    buffers = [backend.Buffer(d) for d in dchunks]
-    statistics = Statistics(mean, dmean, dvariance)
+    results, affines = saved
+    chunks = results.chunks
+    buffers = [backend.Buffer(zeros_for(d, x)) for d, x in zip(upstream.chunks, chunks, strict=True)]
+    statistics = Statistics(
+        results.mean, zeros_for(upstream.mean, results.mean), zeros_for(upstream.variance, results.variance)
+    )
     weight_gradients = []
-    for layer in reversed(layers):
-        weight_gradients = [*layer.backward(chunks, buffers, statistics, grid), *weight_gradients]
+    for layer, affine, narrow in reversed(list(zip(layers, affines, upstream.narrow_statistics, strict=True))):
+        weight_gradients = [*layer.backward(affine, chunks, buffers, statistics, narrow, grid), *weight_gradients]
     dx, complete = [], statistics.completion(0, layers[0].c, grid)
     for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
         dx.append(grid.images(tf.transpose(complete(x, buffer.rows, i)), i))
@@ -115,6 +138,7 @@ class Statistics:
         """The function (x, dx, i) -> the gradient of c channels of chunk i: their rows of dX, and what their statistics add."""
         share = grid.share(self.mean.dtype)
         mean, dmean, dvariance = (column(piece(v, start, c)) for v in (self.mean, self.dmean, self.dvariance))
+        mean = tf.stop_gradient(mean)  # as `Grid.moments` holds it
         dmean, dvariance = dmean * share, dvariance * (2 * share)
 
         def complete(x, dx, i, after=()):
@@ -149,10 +173,10 @@ class _Layer:
         # A seed for each dropout: the masks are drawn again in the backward pass.
         self.seeds = [dropout.seed_generator.next() for dropout in dense_layer.dropouts] if training else []
 
-    def update_moving_averages(self, features):
+    def update_moving_averages(self, features, narrow_statistics):
         self.norms[0].update(first(features.mean, self.c), first(features.variance, self.c))
         if self.bottleneck:
-            self.norms[1].update(*self.narrow_statistics)
+            self.norms[1].update(*narrow_statistics)
 
     # --- What both passes compute ---
 
@@ -175,24 +199,24 @@ class _Layer:
     # --- Forward ---
 
     def forward(self, chunks, mean, variance, grid):
-        """The new features, [k, pixels] for each chunk."""
-        self.affine = self.norms[0].affine(mean, variance)
-        s, t = map(column, self.affine[:2])
+        """The new features, [k, pixels] for each chunk; the mean and variance of z; what `backward` takes as `affine`."""
+        affine = self.norms[0].affine(mean, variance)
+        s, t = map(column, affine[:2])
         masks, outputs, last = self.masks(0, grid, chunks[0]), [], None
         for i, x in enumerate(chunks):
             _, a = self.read(backend.after(x, last), s, t)
             last = self.narrow(a, masks[i]) if self.bottleneck else self._convolve(tf.transpose(a), masks[i], grid, i)
             outputs.append(last)
         if not self.bottleneck:
-            return outputs
-        self.narrow_statistics = grid.moments(outputs, 0)
-        self.narrow_affine = self.norms[1].affine(*self.narrow_statistics)
-        s, t, _, _ = self.narrow_affine
+            return outputs, (), (affine, None)
+        narrow_statistics = grid.moments(outputs, 0)
+        narrow_affine = self.norms[1].affine(*narrow_statistics)
+        s, t, _, _ = narrow_affine
         masks, new, last = self.masks(1, grid, outputs[0]), [], None
         for i, z in enumerate(outputs):
             last = self._convolve(relu_affine(backend.after(z, last), s, t), masks[i], grid, i)
             new.append(last)
-        return new
+        return new, narrow_statistics, (affine, narrow_affine)
 
     def _convolve(self, y, mask, grid, i):
         """W2 * y, dropped, as rows [k, pixels]."""
@@ -201,16 +225,23 @@ class _Layer:
 
     # --- Backward ---
 
-    def backward(self, chunks, buffers, statistics, grid):
-        """The gradients of `weights`. Takes the new features' rows off the gradient buffers and adds to the others."""
-        backward = self._backward_bottleneck if self.bottleneck else self._backward_plain
-        first_norm, others = backward(chunks, buffers, statistics, grid)
+    def backward(self, affines, chunks, buffers, statistics, narrow_upstream, grid):
+        """The gradients of `weights`. Takes the new features' rows off the gradient buffers and adds to the others.
+
+        `affines` is what `forward` returned last; `narrow_upstream` the gradients of the statistics of z, mostly `None`s.
+        """
+        affine, narrow_affine = affines
+        if self.bottleneck:
+            narrow = narrow_affine, narrow_upstream
+            first_norm, others = self._backward_bottleneck(affine, narrow, chunks, buffers, statistics, grid)
+        else:
+            first_norm, others = self._backward_plain(affine, chunks, buffers, statistics, grid)
         dgamma, dbeta = first_norm
-        statistics.read_by(self.norms[0], self.affine, dgamma, dbeta)
+        statistics.read_by(self.norms[0], affine, dgamma, dbeta)
         return [dgamma, dbeta, *others]
 
-    def _backward_plain(self, chunks, buffers, statistics, grid):
-        s, t, mean = map(column, self.affine[:3])
+    def _backward_plain(self, affine, chunks, buffers, statistics, grid):
+        s, t, mean = map(column, affine[:3])
         complete = statistics.completion(self.c, self.k, grid)
         masks, sums = self.masks(0, grid, buffers[0].rows), Sums()
         for i, (x, buffer) in enumerate(zip(chunks, buffers, strict=True)):
@@ -219,12 +250,13 @@ class _Layer:
             dkernel, dy = self._convolution_gradients(tf.transpose(a), g, grid, i)
             sums.add(*self._into_features(x, a, tf.transpose(dy), s, mean, buffer), dkernel)
         dgamma, dbeta, dkernel = sums.total
-        return (backend.after(dgamma * self.affine[3], dkernel), dbeta), [dkernel]
+        return (backend.after(dgamma * affine[3], dkernel), dbeta), [dkernel]
 
-    def _backward_bottleneck(self, chunks, buffers, statistics, grid):
+    def _backward_bottleneck(self, affine, narrow, chunks, buffers, statistics, grid):
         # From the new features to the second batch norm, for the whole batch, since its statistics are the batch's ...
-        s, t, mean = map(column, self.affine[:3])
-        s2, t2, mean2, rstd2 = self.narrow_affine
+        s, t, mean = map(column, affine[:3])
+        narrow_affine, narrow_upstream = narrow
+        s2, t2, mean2, rstd2 = narrow_affine
         complete = statistics.completion(self.c, self.k, grid)
         masks, masks2 = (self.masks(i, grid, buffers[0].rows) for i in (0, 1))
         zs, dps, sums = [], [], Sums()
@@ -242,7 +274,7 @@ class _Layer:
         dgamma2, dbeta2, dkernel2 = sums.total
         dgamma2 = backend.after(dgamma2 * rstd2, dkernel2)
         # ... and on to the features.
-        dz = self.norms[1].input_gradient(self.narrow_affine, dgamma2, dbeta2, grid)
+        dz = self.norms[1].input_gradient(narrow_affine, dgamma2, dbeta2, grid, narrow_upstream)
         sums = Sums()
         for i, (x, z, dp, buffer) in enumerate(zip(chunks, zs, dps, buffers, strict=True)):
             dz_i = _drop(dz(backend.after(dp, dgamma2, dbeta2, *sums.total), z, i), masks[i])
@@ -251,7 +283,7 @@ class _Layer:
             da = tf.matmul(self.matrix, dz_i, transpose_b=True)
             sums.add(*self._into_features(x, a, da, s, mean, buffer), dkernel)
         dgamma, dbeta, dkernel = sums.total
-        return (backend.after(dgamma * self.affine[3], dkernel), dbeta), [dkernel[None, None], dgamma2, dbeta2, dkernel2]
+        return (backend.after(dgamma * affine[3], dkernel), dbeta), [dkernel[None, None], dgamma2, dbeta2, dkernel2]
 
     def _images(self, rows, mask, grid, i):
         """The gradient of the new features, [k, pixels], before their dropout, as images."""

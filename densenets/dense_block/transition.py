@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from densenets.dense_block.dense_layer import he_fan_out
-from densenets.dense_block.features import Norm, attached, column, consume, dropout_masks, relu_affine
+from densenets.dense_block.features import Norm, column, consume, dropout_masks, features_of, relu_affine
 
 
 @keras.saving.register_keras_serializable("densenets")
@@ -53,7 +53,7 @@ class Transition(keras.Layer):
         self.conv.build(input_shape)
 
     def call(self, x, training=False):
-        features = attached(x)
+        features = features_of(x)
         if features is not None:
             return self._from_features(features, training)
         x = self.conv(keras.ops.relu(self.norm(x, training=training)))
